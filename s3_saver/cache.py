@@ -1,0 +1,90 @@
+"""What a saver remembers: bytes it has just written or read, never objects. Clones of a saver share it.
+
+Remembered checkpoints are parents of what comes next: a put then needs no read. Nothing is ever read from here that a
+caller asks the archive for, so another process's writes are seen at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from threading import Lock
+
+from s3_saver.bucket import Instant
+
+_BYTES_MAX = 64 * 2**20
+_MARKED_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A checkpoint object's bytes and when it was loaded: when the request that showed it to be there began."""
+
+    body: bytes = field(repr=False)
+    loaded_at: Instant
+
+
+class Cache:
+    """Bounded by bytes; what was not used longest goes first. All methods are thread-safe."""
+
+    def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._lock = Lock()
+        self._checkpoints: OrderedDict[str, Remembered] = OrderedDict()
+        self._bytes = 0
+        self._marked: OrderedDict[tuple[str, str | None], None] = OrderedDict()
+        self._clock_us = 0
+
+    def get(self, key: str) -> Remembered | None:
+        with self._lock:
+            found = self._checkpoints.get(key)
+            if found is not None:
+                self._checkpoints.move_to_end(key)
+            return found
+
+    def remember(self, key: str, body: bytes, loaded_at: Instant) -> None:
+        with self._lock:
+            self._drop(key)
+            if len(body) > self._bytes_max:
+                return
+            self._checkpoints[key] = Remembered(body, loaded_at)
+            self._bytes += len(body)
+            while self._bytes > self._bytes_max:
+                self._drop(next(iter(self._checkpoints)))
+
+    def forget_thread(self, folder: str) -> None:
+        """Forget all below the thread's `folder`: the thread was deleted."""
+        with self._lock:
+            for key in [key for key in self._checkpoints if key.startswith(folder)]:
+                self._drop(key)
+            for mark in [mark for mark in self._marked if mark[0] == folder]:
+                del self._marked[mark]
+
+    def _drop(self, key: str) -> None:
+        found = self._checkpoints.pop(key, None)
+        self._bytes -= len(found.body) if found else 0
+
+    # Which names and markers this saver has put already
+
+    def marked(self, folder: str, run: str | None) -> bool:
+        with self._lock:
+            return (folder, run) in self._marked
+
+    def mark(self, folder: str, run: str | None) -> None:
+        with self._lock:
+            self._marked[folder, run] = None
+            if len(self._marked) > _MARKED_MAX:
+                self._marked.popitem(last=False)
+
+    # The hybrid logical clock of writes batches
+
+    def tick(self, wall_us: int) -> int:
+        """The clock for a new batch: the wall clock, or one more than all that was written or seen here."""
+        with self._lock:
+            self._clock_us = max(wall_us, self._clock_us + 1)
+            return self._clock_us
+
+    def saw(self, clock_us: int) -> None:
+        """A batch with this clock is in the archive: what is written from now on comes after it."""
+        with self._lock:
+            self._clock_us = max(self._clock_us, clock_us)

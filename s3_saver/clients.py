@@ -1,0 +1,101 @@
+"""The S3 clients that the package makes itself. Injected ones are taken as they are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from botocore.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What a client is made of, beside the usual chain of credentials and settings."""
+
+    region_name: str | None = None
+    endpoint_url: str | None = None
+    profile_name: str | None = None
+
+
+def _config(max_concurrency: int, *, custom: bool) -> dict[str, Any]:
+    """Bounded time-outs, standard retries, a pool as large as the concurrency.
+
+    Stores other than AWS's may know neither host names made of bucket names nor the newer checksums.
+    """
+    return {
+        "connect_timeout": 5,
+        "read_timeout": 30,
+        "retries": {"mode": "standard", "total_max_attempts": 4},
+        "max_pool_connections": max_concurrency,
+        "tcp_keepalive": True,
+        **(
+            {
+                "s3": {"addressing_style": "path"},
+                "request_checksum_calculation": "when_required",
+                "response_checksum_validation": "when_required",
+            }
+            if custom
+            else {}
+        ),
+    }
+
+
+def is_custom(endpoint_url: str) -> bool:
+    """Whether the endpoint, given or found in the environment, is another store's than AWS's."""
+    host = urlsplit(endpoint_url).hostname or ""
+    return not host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+
+def make_boto3_client(connection: Connection, max_concurrency: int) -> Any:
+    """A boto3 client from the usual chain of credentials."""
+    import boto3
+
+    session = boto3.Session(profile_name=connection.profile_name, region_name=connection.region_name)
+    named = {"endpoint_url": connection.endpoint_url} if connection.endpoint_url else {}
+    region = session.region_name or "us-east-1"
+    for custom in (False, True):
+        config = Config(**_config(max_concurrency, custom=custom))
+        client = session.client("s3", region_name=region, config=config, **named)
+        # Only the client knows the endpoint that it found; another store's needs another configuration.
+        if is_custom(client.meta.endpoint_url) == custom:
+            return client
+        client.close()
+    raise AssertionError("unreachable")
+
+
+def default_async_session(connection: Connection) -> Any:
+    """A session of aioboto3 where it is installed, else of aiobotocore, which it stands on."""
+    try:
+        import aioboto3
+    except ImportError:
+        from aiobotocore.session import AioSession
+
+        return AioSession(profile=connection.profile_name)
+    return aioboto3.Session(profile_name=connection.profile_name, region_name=connection.region_name)
+
+
+@asynccontextmanager
+async def open_async_client(session: Any, connection: Connection, max_concurrency: int) -> AsyncIterator[Any]:
+    """An open client of the running loop, from either kind of session."""
+    from aiobotocore.config import AioConfig
+
+    create = session.create_client if hasattr(session, "create_client") else session.client
+    named = {"endpoint_url": connection.endpoint_url} if connection.endpoint_url else {}
+    region = connection.region_name or _region_of(session) or "us-east-1"
+    for custom in (False, True):
+        config = AioConfig(**_config(max_concurrency, custom=custom))
+        async with create("s3", region_name=region, config=config, **named) as client:
+            if is_custom(client.meta.endpoint_url) == custom:
+                yield client
+                return
+
+
+def _region_of(session: Any) -> str | None:
+    if hasattr(session, "get_config_variable"):
+        found: str | None = session.get_config_variable("region")
+        return found
+    named: str | None = session.region_name
+    return named

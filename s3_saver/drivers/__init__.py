@@ -1,0 +1,1 @@
+"""What runs operations: over boto3, over aiobotocore, and over a dictionary."""

@@ -1,0 +1,310 @@
+"""A request as an S3 call, and a response or an error as an answer: what both S3 drivers share.
+
+Foreign errors are translated here and nowhere else. Clients retry what they know to be passing: time-outs, broken
+connections, throttling. Drivers retry the rest (`Again`): a body that broke off, a conflict of two conditional puts,
+keys that a deletion was asked to try later.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from botocore import exceptions as boto
+
+from s3_saver.bucket import (
+    ABSENT,
+    Body,
+    CreateBucket,
+    Deadline,
+    Delete,
+    Feature,
+    Get,
+    Has,
+    HeadBucket,
+    Late,
+    List,
+    Listed,
+    Page,
+    Put,
+    Refused,
+    Request,
+    Stored,
+)
+from s3_saver.drivers.clock import now
+from s3_saver.errors import DeletionError, S3SaverError, StoreAccessError, StoreUnavailableError
+
+ATTEMPTS_MAX = 5
+
+# Calls are named after the client's methods; arguments are theirs.
+Call = tuple[str, dict[str, Any]]
+
+
+class Again(Exception):
+    """No error yet: the request may be sent again. `failed` holds the keys that a deletion left, with reasons."""
+
+    def __init__(self, failed: Mapping[str, str] | None = None) -> None:
+        super().__init__("the store asked to try again")
+        self.failed = failed or {}
+
+
+class _Passed(Exception):
+    """The deadline passed before a request was signed."""
+
+
+_deadline: ContextVar[Deadline | None] = ContextVar("s3_saver_deadline", default=None)
+
+
+def call_of(request: Request[Any], *, bucket: str, extra: Mapping[str, Any]) -> Call:
+    """The client's method and arguments that `request` stands for. `extra` goes to every put."""
+    match request:
+        case Get(key, first_bytes):
+            first = {"Range": f"bytes=0-{first_bytes - 1}"} if first_bytes else {}
+            return "get_object", {"Bucket": bucket, "Key": key, **first}
+        case Put(key, body, expect):
+            condition = {"IfNoneMatch": "*"} if expect is ABSENT else {}
+            return "put_object", {"Bucket": bucket, "Key": key, "Body": body, **_extra_of(extra), **condition}
+        case List(prefix, after, token, limit, delimiter):
+            wanted = {"StartAfter": after, "ContinuationToken": token, "Delimiter": delimiter}
+            given = {name: value for name, value in wanted.items() if value}
+            return "list_objects_v2", {"Bucket": bucket, "Prefix": prefix, "MaxKeys": limit, **given}
+        case Delete(keys):
+            objects = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+            return "delete_objects", {"Bucket": bucket, "Delete": objects}
+        case HeadBucket():
+            return "head_bucket", {"Bucket": bucket}
+        case Has(feature):
+            return feature.value, {"Bucket": bucket}
+        case CreateBucket():
+            return "create_bucket", {"Bucket": bucket}
+    raise TypeError(f"no S3 call for {request!r}")
+
+
+def _extra_of(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for one put: a lock's retention, given as a span of time, counts from now."""
+    arguments = dict(extra)
+    retention = arguments.get("ObjectLockRetainUntilDate")
+    if isinstance(retention, timedelta):
+        arguments["ObjectLockRetainUntilDate"] = datetime.now(UTC) + retention
+    return arguments
+
+
+def answer_of(request: Request[Any], response: Mapping[str, Any], data: bytes = b"") -> Any:
+    """The answer that `response` (with a body of `data`) gives to `request`."""
+    match request:
+        case Get():
+            # "bytes 0-9/200": the size of the whole stands last.
+            size = int(response.get("ContentRange", f"/{len(data)}").rpartition("/")[2])
+            return Body(data, size, response["ETag"])
+        case Put():
+            return Stored(response["ETag"])
+        case List():
+            keys = tuple(_listed(item) for item in response.get("Contents", ()))
+            folders = tuple(item["Prefix"] for item in response.get("CommonPrefixes", ()))
+            token = response.get("NextContinuationToken") if response["IsTruncated"] else None
+            return Page(keys, folders, token, _date_ms(response))
+        case Delete():
+            return _deleted(response)
+        case HeadBucket():
+            return True
+        case Has(Feature.VERSIONING):
+            return response.get("Status") == "Enabled"
+        case Has(Feature.OBJECT_LOCK):
+            return response.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled"
+    return None
+
+
+def _listed(item: Mapping[str, Any]) -> Listed:
+    return Listed(item["Key"], item["Size"], item["ETag"], round(item["LastModified"].timestamp() * 1000))
+
+
+def _date_ms(response: Mapping[str, Any]) -> int:
+    date = response["ResponseMetadata"]["HTTPHeaders"]["date"]
+    return round(parsedate_to_datetime(date).timestamp() * 1000)
+
+
+def _deleted(response: Mapping[str, Any]) -> None:
+    """DeleteObjects answers 200 and reports what it could not delete key by key."""
+    gone = {"NoSuchKey", "404"}
+    failed = {
+        item["Key"]: f"{item['Code']}: {item.get('Message', '')}"
+        for item in response.get("Errors", ())
+        if item["Code"] not in gone
+    }
+    if failed and all(reason.partition(":")[0] in _LATER for reason in failed.values()):
+        raise Again(failed)
+    if failed:
+        raise _undeleted(failed)
+
+
+def _undeleted(failed: Mapping[str, str]) -> DeletionError:
+    key, reason = next(iter(failed.items()))
+    return DeletionError(
+        f"deleting: {len(failed)} keys stayed, the first is {key} ({reason}); see .failed for all, then delete again",
+        failed,
+    )
+
+
+# Errors
+
+_LATER = {
+    "InternalError",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+    "500",
+    "502",
+    "503",
+    "504",
+    "429",
+}
+_CONFLICT = {"ConditionalRequestConflict", "OperationAborted", "409"}
+_CREDENTIALS = {
+    "AccessDenied",
+    "AllAccessDisabled",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
+    "Unauthorized",
+    "401",
+    "403",
+}
+# The connection broke or stayed silent; the request may or may not have been carried out.
+_BROKEN = (
+    boto.HTTPClientError,
+    boto.ConnectionError,
+    boto.IncompleteReadError,
+    ConnectionError,
+    TimeoutError,
+)
+
+
+def outcome_of(request: Request[Any], error: Exception, *, bucket: str) -> Any:
+    """The answer that `error` amounts to. Else raises: `Again` where trying again may help, or what it means."""
+    if isinstance(error, S3SaverError | Again):
+        raise error
+    if isinstance(error, _Passed):
+        return Late()
+    doing = describe(request)
+    if isinstance(error, boto.ClientError):
+        return _client_error(request, error, bucket, doing)
+    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
+        raise StoreAccessError(
+            f"{doing}: no usable credentials ({error}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, "
+            "or pass client="
+        ) from error
+    if isinstance(error, _BROKEN) or type(error).__module__.partition(".")[0] in {"aiohttp", "urllib3"}:
+        raise _unavailable(doing, error) from error
+    if isinstance(error, boto.BotoCoreError):
+        raise StoreAccessError(f"{doing}: {error}; fix the client's configuration") from error
+    raise error
+
+
+def _client_error(request: Request[Any], error: boto.ClientError, bucket: str, doing: str) -> Any:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = str(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", ""))
+    found = {code, status}
+    if isinstance(request, Put) and found & {"PreconditionFailed", "412"}:
+        return Refused()
+    if isinstance(request, CreateBucket) and code in {"BucketAlreadyOwnedByYou"}:
+        return None
+    if isinstance(request, HeadBucket) and "404" in found:
+        return False
+    if isinstance(request, Has) and code == "ObjectLockConfigurationNotFoundError":
+        return False
+    if code in {"NoSuchBucket"}:
+        raise StoreAccessError(
+            f"{doing}: there is no bucket {bucket!r}; create it, or call setup(create_bucket=True)"
+        ) from error
+    if isinstance(request, Get) and found & {"NoSuchKey", "404"}:
+        return None
+    if found & _CONFLICT:
+        raise Again from error
+    if found & _LATER:
+        raise _unavailable(doing, error) from error
+    if isinstance(request, Has):
+        return None
+    if found & _CREDENTIALS:
+        raise StoreAccessError(
+            f"{doing}: the store refuses ({code}: {_message(error)}); check the credentials and their rights on "
+            f"bucket {bucket!r}"
+        ) from error
+    raise StoreAccessError(f"{doing}: the store answered {code}: {_message(error)}") from error
+
+
+def _message(error: boto.ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Message", ""))
+
+
+def given_up(request: Request[Any], again: Again) -> S3SaverError:
+    """What to raise when the last attempt failed as well."""
+    if again.failed:
+        return _undeleted(again.failed)
+    return _unavailable(describe(request), again.__cause__ or again)
+
+
+def _unavailable(doing: str, error: BaseException) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"{doing}: no success after retries ({type(error).__name__}: {error}); check that the store can be reached, "
+        "then try again: repeating the call is safe"
+    )
+
+
+def describe(request: Request[Any]) -> str:
+    """Doing what, to which key."""
+    match request:
+        case Get(key):
+            return f"reading {key}"
+        case Put(key):
+            return f"storing {key}"
+        case List(prefix):
+            return f"listing {prefix or 'the bucket'}"
+        case Delete(keys):
+            return f"deleting {len(keys)} keys from {keys[0]} on"
+        case CreateBucket():
+            return "creating the bucket"
+    return "asking about the bucket"
+
+
+def pause_seconds(attempt: int) -> float:
+    """How long to wait after attempt number `attempt`, counted from 0: exponential, with jitter, at most 5 s."""
+    return float(min(5.0, 0.05 * 2**attempt)) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter needs no secrecy
+
+
+# Deadlines
+
+
+def watch_deadlines(events: Any) -> None:
+    """Make the client whose `events` these are look at a put's deadline before it signs, retries included."""
+    events.register_first("request-created.s3.PutObject", _check_deadline, unique_id="s3-saver-deadline")
+
+
+def ignore_deadlines(events: Any) -> None:
+    events.unregister("request-created.s3.PutObject", unique_id="s3-saver-deadline")
+
+
+@contextmanager
+def deadline_of(request: Request[Any]) -> Iterator[None]:
+    """What the client signs inside is held to the deadline of `request`."""
+    token = _deadline.set(request.deadline if isinstance(request, Put) else None)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def _check_deadline(**_: Any) -> None:
+    deadline = _deadline.get()
+    if deadline is not None and deadline.passed(now()):
+        raise _Passed

@@ -1,0 +1,47 @@
+"""Storing a checkpoint, and pending writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from manifests.keys import Layout
+from s3_saver.bucket import ABSENT, Body, Deadline, Get, Late, Put, Refused, every
+from s3_saver.errors import StoreUnavailableError
+from s3_saver.refs import Ref
+
+_ATTEMPTS_MAX = 5
+
+
+async def put(
+    key: str, body: bytes, *, before: Sequence[Put] = (), deadline: Deadline | None = None
+) -> Late | Body | None:
+    """Store the checkpoint object at `key`, after `before` (names, markers, large values). One round, or two.
+
+    Returns None where it is stored now, the stored `Body` where one was there before, and `Late` where `deadline`
+    passed first. Nothing else was changed in these cases but that parts in `before` may be orphaned.
+    """
+    if before:
+        await every(before)
+    for _ in range(_ATTEMPTS_MAX):
+        # The commit point: the checkpoint becomes visible, with all that it needs.
+        answer = await Put(key, body, expect=ABSENT, deadline=deadline)
+        if isinstance(answer, Late):
+            return answer
+        if not isinstance(answer, Refused):
+            return None
+        # Refused is no conflict yet: our own first try may have landed, its answer lost.
+        stored = await Get(key)
+        if stored is not None:
+            return stored
+    raise StoreUnavailableError(f"storing {key}: it appeared and vanished {_ATTEMPTS_MAX} times; try again")
+
+
+async def put_writes(key: str, body: bytes) -> None:
+    """Store a batch of writes. Its key is new, so a repeated request changes nothing. One round."""
+    await Put(key, body)
+
+
+async def get_parent(layout: Layout, ref: Ref) -> Body | None:
+    """The object of a checkpoint that a new one builds on. It need not exist. One round."""
+    assert ref.checkpoint_id is not None
+    return await Get(layout.checkpoint(ref.thread_id, ref.namespace, ref.checkpoint_id))

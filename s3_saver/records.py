@@ -1,0 +1,368 @@
+"""LangGraph's objects to records of the archive, and back. The only module that calls a serializer.
+
+Serializers are arguments, never kept: LangGraph assigns `saver.serde` after a saver was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    PendingWrite,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import TASKS
+
+from manifests import checkpoints as format
+from manifests.checkpoints import STRUCTURE, Entry, Header, Typed
+from manifests.writes import WriteRow, decode_writes, merge_writes
+from s3_saver.configs import checkpoint_id_of, config_of, ref_of, text_of
+from s3_saver.operations.delta_history import Ancestor
+from s3_saver.operations.load import Loaded
+from s3_saver.refs import Ref
+from s3_saver.settings import MetadataFilter
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint as the caller gave it, serialized. `values` lacks those that the parent is known to hold.
+
+    `ref` names the checkpoint, `parent_id` its parent; `changed` are the channels in LangGraph's `new_versions`.
+    """
+
+    ref: Ref
+    parent_id: str | None
+    structure: Mapping[str, Any]
+    extra: Mapping[str, Typed]
+    metadata: Typed
+    metadata_thread_id: bool
+    run_id: str | None
+    changed: frozenset[str]
+    values: Mapping[str, Typed]
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A checkpoint object ready to be put: its record, its bytes, and the value objects that go before it, by name.
+
+    `refers` says whether it refers to value objects of its parent.
+    """
+
+    checkpoint: format.Checkpoint
+    body: bytes
+    values: Mapping[str, bytes]
+    refers: bool
+
+
+def dump(serde: SerializerProtocol, value: Any) -> Typed:
+    kind, data = serde.dumps_typed(value)
+    # Bytes-like values may be the caller's own buffer, which may change.
+    return Typed(kind, bytes(data))
+
+
+def draft_of(
+    serde: SerializerProtocol,
+    config: RunnableConfig,
+    checkpoint: Checkpoint,
+    metadata: CheckpointMetadata,
+    new_versions: ChannelVersions,
+    *,
+    parent: format.Checkpoint | None,
+    keep: MetadataFilter | None,
+) -> Draft:
+    """Serialize all that `put` was given. Nothing waits here: the caller's objects may change as soon as we wait."""
+    given = ref_of(config)
+    ref = Ref(given.thread_id, given.namespace, checkpoint_id_of(checkpoint.get("id")))
+    values = cast(Mapping[str, Any], checkpoint.get("channel_values") or {})
+    versions = checkpoint.get("channel_versions") or {}
+    for name in (*values, *versions):
+        text_of("a channel's name", name)
+    merged = _metadata(config, metadata, keep)
+    own = merged.get("thread_id") == ref.thread_id
+    if own:
+        del merged["thread_id"]
+    changed = frozenset(new_versions)
+    run_id = merged.get("run_id")
+    return Draft(
+        ref=ref,
+        parent_id=given.checkpoint_id,
+        structure={name: _structure(value) for name, value in checkpoint.items() if name in STRUCTURE},
+        extra={
+            name: dump(serde, value)
+            for name, value in checkpoint.items()
+            if name not in STRUCTURE and name not in ("id", "channel_values")
+        },
+        metadata=dump(serde, merged),
+        metadata_thread_id=own,
+        run_id=text_of("run_id", str(run_id)) if run_id is not None else None,
+        changed=changed,
+        values={
+            name: dump(serde, value)
+            for name, value in values.items()
+            if inherited(parent, name, versions, changed) is None
+        },
+    )
+
+
+def _metadata(config: RunnableConfig, metadata: CheckpointMetadata, keep: MetadataFilter | None) -> dict[str, Any]:
+    merged = cast(dict[str, Any], get_checkpoint_metadata(config, metadata))
+    if keep is None:
+        return merged
+    dropped = [name for name in merged if not keep(name)]
+    for name in dropped:
+        _warn_dropped(name)
+        del merged[name]
+    return merged
+
+
+_warned: set[str] = set()
+
+
+def _warn_dropped(name: str) -> None:
+    if name not in _warned and len(_warned) < 1000:
+        _warned.add(name)
+        logger.warning(
+            "metadata key %r is not stored, since metadata_filter drops it; see S3Saver(metadata_filter=)", name
+        )
+
+
+def _structure(value: Any) -> Any:
+    """A copy in plain containers, so that what is packed later is what was given."""
+    if isinstance(value, Mapping):
+        return {str(key): _structure(item) for key, item in value.items()}
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def inherited(
+    parent: format.Checkpoint | None, name: str, versions: Mapping[str, Any], changed: frozenset[str]
+) -> Entry | None:
+    """The parent's entry for a channel that did not change since.
+
+    Versions are compared, since a checkpoint may be put with another one's parent (`update_state(…, "__copy__")`).
+    """
+    if parent is None or name in changed or name not in versions:
+        return None
+    if parent.header.channel_versions.get(name) != versions[name]:
+        return None
+    return parent.header.channels.get(name)
+
+
+def compose(draft: Draft, parent: format.Checkpoint | None, *, inline_limit: int, names: Iterable[str]) -> Composed:
+    """Lay out the checkpoint object. `names` yields unique names for new value objects."""
+    unique = iter(names)
+    payload = bytearray()
+    channels: dict[str, Entry] = {}
+    values: dict[str, bytes] = {}
+    refers = False
+    versions: Mapping[str, Any] = draft.structure.get("channel_versions") or {}
+    for name in dict.fromkeys((*versions, *draft.values)):
+        entry = inherited(parent, name, versions, draft.changed)
+        if entry is not None and entry.value is not None:
+            channels[name], refers = entry, True
+            continue
+        typed = draft.values.get(name)
+        if entry is not None and parent is not None:
+            typed = Typed(entry.type, parent.inline(entry))
+        if typed is None:
+            continue
+        digest = hashlib.sha256(typed.data).digest()
+        if len(typed.data) <= inline_limit:
+            channels[name] = Entry(typed.type, len(typed.data), digest, len(payload), None)
+            payload += typed.data
+        else:
+            value = next(unique)
+            values[value] = format.encode_value(typed.data)
+            channels[name] = Entry(typed.type, len(typed.data), digest, None, value)
+    header = _header(draft, parent, channels)
+    body = format.encode_checkpoint(header, bytes(payload))
+    record = format.Checkpoint(header, bytes(payload), hashlib.sha256(body).digest())
+    return Composed(record, body, values, refers)
+
+
+def _header(draft: Draft, parent: format.Checkpoint | None, channels: Mapping[str, Entry]) -> Header:
+    depth = parent.header.depth if parent is not None else None
+    return Header(
+        namespace=draft.ref.namespace,
+        checkpoint_id=draft.ref.checkpoint_id or "",
+        parent_id=draft.parent_id,
+        parent_sha256=parent.sha256 if parent is not None else None,
+        depth=0 if draft.parent_id is None else None if depth is None else depth + 1,
+        structure=draft.structure,
+        extra=draft.extra,
+        metadata=draft.metadata,
+        metadata_thread_id=draft.metadata_thread_id,
+        channels=channels,
+    )
+
+
+# Reading back
+
+
+def metadata_of(serde: SerializerProtocol, thread_id: str, header: Header) -> CheckpointMetadata:
+    metadata = cast(dict[str, Any], serde.loads_typed(header.metadata))
+    if header.metadata_thread_id:
+        metadata["thread_id"] = thread_id
+    return cast(CheckpointMetadata, metadata)
+
+
+def tuple_of(serde: SerializerProtocol, loaded: Loaded, first_version: str) -> CheckpointTuple:
+    """The checkpoint as LangGraph knows it, made of fresh objects."""
+    decoded = format.decode_checkpoint(loaded.body, key=loaded.key)
+    header = decoded.header
+    checkpoint: dict[str, Any] = {**header.structure, "id": header.checkpoint_id}
+    checkpoint["channel_values"] = {
+        name: serde.loads_typed((entry.type, raw_value(loaded, decoded, name)))
+        for name, entry in header.channels.items()
+    }
+    checkpoint |= {name: serde.loads_typed(typed) for name, typed in header.extra.items()}
+    if loaded.sends:
+        _add_sends(serde, checkpoint, loaded, first_version)
+    parent = header.parent_id and config_of(Ref(loaded.ref.thread_id, loaded.ref.namespace, header.parent_id))
+    return CheckpointTuple(
+        config=config_of(loaded.ref),
+        checkpoint=cast(Checkpoint, checkpoint),
+        metadata=metadata_of(serde, loaded.ref.thread_id, header),
+        parent_config=parent or None,
+        pending_writes=[
+            (row.task_id, row.channel, serde.loads_typed((row.type, row.value)))
+            for row in standing_writes(loaded.ref, loaded.writes)
+        ],
+    )
+
+
+def raw_value(loaded: Loaded, decoded: format.Checkpoint, channel: str) -> bytes:
+    """A channel's serialized bytes, when their digest is right."""
+    entry = decoded.header.channels[channel]
+    if entry.value is None:
+        return format.check_digest(decoded.inline(entry), entry, channel=channel, key=loaded.key)
+    data = format.decode_value(loaded.values[entry.value], key=f"value {entry.value} of {loaded.key}")
+    return format.check_digest(data, entry, channel=channel, key=f"value {entry.value} of {loaded.key}")
+
+
+def standing_writes(ref: Ref, batches: Mapping[str, bytes]) -> list[WriteRow]:
+    """The writes that stand of a checkpoint's batches, in the order that LangGraph replays them."""
+    assert ref.checkpoint_id is not None
+    return merge_writes(
+        decode_writes(data, key=key, namespace=ref.namespace, checkpoint_id=ref.checkpoint_id)
+        for key, data in batches.items()
+    )
+
+
+def _add_sends(serde: SerializerProtocol, checkpoint: dict[str, Any], loaded: Loaded, first_version: str) -> None:
+    """Before format 4 a superstep's sends were writes on the parent; LangGraph now expects them in a channel."""
+    parent = Ref(loaded.ref.thread_id, loaded.ref.namespace, loaded.header.parent_id)
+    rows = standing_writes(parent, loaded.sends or {})
+    sends = [serde.loads_typed((row.type, row.value)) for row in rows if row.channel == TASKS]
+    if sends:
+        checkpoint["channel_values"][TASKS] = sends
+        versions = checkpoint.setdefault("channel_versions", {})
+        versions[TASKS] = max(versions.values()) if versions else first_version
+
+
+def rows_of(
+    serde: SerializerProtocol, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+) -> list[WriteRow]:
+    """A task's writes, serialized. Special channels have fixed negative numbers, the others their place."""
+    text_of("task_id", task_id)
+    text_of("task_path", task_path)
+    return [
+        WriteRow(
+            task_id,
+            task_path,
+            WRITES_IDX_MAP.get(channel, idx),
+            text_of("a write's channel", channel),
+            *dump(serde, value),
+        )
+        for idx, (channel, value) in enumerate(writes)
+    ]
+
+
+def histories_of(
+    serde: SerializerProtocol, ancestors: Sequence[Ancestor], channels: Sequence[str]
+) -> dict[str, DeltaChannelHistory]:
+    """For each channel its writes on the ancestors, oldest first, back to its nearest stored value, and that value."""
+    histories: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
+    remaining = set(channels)
+    nearest_first: dict[str, list[PendingWrite]] = {channel: [] for channel in channels}
+    for ancestor in ancestors:
+        loaded = ancestor.loaded
+        for row in reversed(standing_writes(loaded.ref, loaded.writes)):
+            if row.channel in remaining:
+                value = serde.loads_typed((row.type, row.value))
+                nearest_first[row.channel].append((row.task_id, row.channel, value))
+        if ancestor.seeds:
+            decoded = format.decode_checkpoint(loaded.body, key=loaded.key)
+            for channel in ancestor.seeds:
+                entry = decoded.header.channels[channel]
+                histories[channel]["seed"] = serde.loads_typed((entry.type, raw_value(loaded, decoded, channel)))
+        remaining -= ancestor.seeds
+    for channel, writes in nearest_first.items():
+        histories[channel]["writes"] = writes[::-1]
+    return histories
+
+
+# Comparing, when a checkpoint of the same id is stored already
+
+
+def unlike(ours: Composed, theirs: Header) -> list[str]:
+    """Channels whose bytes differ; only their values need to be looked at."""
+    return [
+        name
+        for name, entry in ours.checkpoint.header.channels.items()
+        if (other := theirs.channels.get(name)) is None or (entry.type, entry.sha256) != (other.type, other.sha256)
+    ]
+
+
+def same_content(serde: SerializerProtocol, ours: Composed, theirs: Loaded, fetched: Mapping[str, bytes]) -> bool:
+    """Whether both say the same, wherever their values are. `fetched` holds value objects that ours refers to.
+
+    Encryption, and the order of a set, give the same content other bytes: then decoded values are compared.
+    """
+    mine, stored = ours.checkpoint, format.decode_checkpoint(theirs.body, key=theirs.key)
+    ours_loaded = Loaded(theirs.ref, theirs.key, mine.header, ours.body, {**fetched, **ours.values}, {})
+    return (
+        mine.header.parent_id == stored.header.parent_id
+        and mine.header.structure == stored.header.structure
+        and mine.header.metadata_thread_id == stored.header.metadata_thread_id
+        and _same(serde, mine.header.metadata, stored.header.metadata)
+        and mine.header.extra.keys() == stored.header.extra.keys()
+        and all(_same(serde, typed, stored.header.extra[name]) for name, typed in mine.header.extra.items())
+        and mine.header.channels.keys() == stored.header.channels.keys()
+        and all(
+            _same(
+                serde,
+                Typed(mine.header.channels[name].type, raw_value(ours_loaded, mine, name)),
+                Typed(stored.header.channels[name].type, raw_value(theirs, stored, name)),
+            )
+            for name in unlike(ours, stored.header)
+        )
+    )
+
+
+def _same(serde: SerializerProtocol, one: Typed, other: Typed) -> bool:
+    if one == other:
+        return True
+    first, second = serde.loads_typed(one), serde.loads_typed(other)
+    try:
+        # Bytes first: arrays, and objects without an equality of their own, have no truth to their `==`.
+        return dump(_PLAIN, first) == dump(_PLAIN, second) or bool(first == second)
+    except (TypeError, ValueError):
+        return False
+
+
+_PLAIN = JsonPlusSerializer()

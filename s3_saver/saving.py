@@ -1,0 +1,192 @@
+"""How a checkpoint gets stored: find the parent's values, compose, put, and settle a conflict.
+
+Unchanged values come from the parent's entries, so they are neither serialized nor uploaded again. Where the parent
+is in memory that takes no request; else it is read once.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from manifests import checkpoints as format
+from manifests.checkpoints import Typed
+from manifests.keys import run_part
+from s3_saver import records
+from s3_saver.bucket import Body, Deadline, Instant, Late, Now, Put, Work
+from s3_saver.errors import CheckpointConflictError, StoreUnavailableError
+from s3_saver.operations.load import Loaded, assemble, fetch
+from s3_saver.operations.put import get_parent, put
+from s3_saver.records import Composed, Draft
+from s3_saver.refs import Ref
+from s3_saver.settings import GRACE
+from s3_saver.shared import Shared
+
+# Each attempt beyond the first means that the parent's load had become too old, or that a checkpoint vanished.
+_ATTEMPTS_MAX = 5
+_LOAD_AGE_MAX_SECONDS = GRACE.total_seconds() / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A parent's object, and when the request began that showed it to be there."""
+
+    checkpoint: format.Checkpoint
+    loaded_at: Instant
+
+    def fresh(self, now: Instant) -> bool:
+        """Whether a reference to its value objects is safe: they outlive their last reference by the grace."""
+        return not self.checkpoint.header.values or self.loaded_at.seconds_until(now) <= _LOAD_AGE_MAX_SECONDS
+
+
+def remembered_parent(shared: Shared, child: Ref, parent_id: str | None) -> Parent | None:
+    """The parent, where its bytes are in memory. No request."""
+    if parent_id is None:
+        return None
+    key = shared.layout.checkpoint(child.thread_id, child.namespace, parent_id)
+    found = shared.cache.get(key)
+    return None if found is None else Parent(format.decode_checkpoint(found.body, key=key), found.loaded_at)
+
+
+async def save(
+    shared: Shared, serde: SerializerProtocol, draft: Draft, parent: Parent | None, given: Mapping[str, Any]
+) -> None:
+    """Store the drafted checkpoint. `given` are the caller's live values, used only where nothing else is left.
+
+    One round where the parent is in memory, nothing is large and the thread and run are marked. One more for each of
+    these. Raises `CheckpointConflictError` where a checkpoint of this id has other content.
+    """
+    key = shared.layout.checkpoint(draft.ref.thread_id, draft.ref.namespace, draft.ref.checkpoint_id or "")
+    for _ in range(_ATTEMPTS_MAX):
+        draft, parent = await _with_parent(shared, serde, draft, parent, given)
+        composed = await _compose(shared, draft, parent)
+        began = await Now()
+        stored = await put(
+            key,
+            composed.body,
+            before=_before(shared, draft, composed),
+            deadline=Deadline(parent.loaded_at, _LOAD_AGE_MAX_SECONDS) if parent and composed.refers else None,
+        )
+        if stored is None:
+            _mark(shared, draft)
+            shared.cache.remember(key, composed.body, began)
+            return
+        if isinstance(stored, Late):
+            continue
+        if await _settled(shared, serde, draft, composed, key, stored):
+            shared.cache.remember(key, stored.data, began)
+            return
+    raise StoreUnavailableError(f"storing {key}: no success in {_ATTEMPTS_MAX} attempts; try again")
+
+
+async def _with_parent(
+    shared: Shared, serde: SerializerProtocol, draft: Draft, parent: Parent | None, given: Mapping[str, Any]
+) -> tuple[Draft, Parent | None]:
+    """The draft and a parent that it may refer to. Reads the parent where it is not known, or known for too long."""
+    if draft.parent_id is None:
+        return draft, None
+    now = await Now()
+    if parent is not None and parent.fresh(now):
+        return draft, parent
+    ref = Ref(draft.ref.thread_id, draft.ref.namespace, draft.parent_id)
+    key = shared.layout.checkpoint(ref.thread_id, ref.namespace, draft.parent_id)
+    body = await get_parent(shared.layout, ref)
+    if body is not None:
+        shared.cache.remember(key, body.data, now)
+        return draft, Parent(format.decode_checkpoint(body.data, key=key), now)
+    if parent is None:
+        return draft, None
+    # Removed while we knew it. What it held for us is stored anew, from the nearest place that still has it.
+    return await _salvage(shared, serde, draft, parent.checkpoint, given), None
+
+
+async def _salvage(
+    shared: Shared, serde: SerializerProtocol, draft: Draft, parent: format.Checkpoint, given: Mapping[str, Any]
+) -> Draft:
+    versions = draft.structure.get("channel_versions") or {}
+    entries = {name: records.inherited(parent, name, versions, draft.changed) for name in versions}
+    large = await fetch(shared.layout.value(draft.ref.thread_id, name) for name in parent.header.values)
+    values = dict(draft.values)
+    for name, entry in entries.items():
+        if entry is None:
+            continue
+        key = entry.value and shared.layout.value(draft.ref.thread_id, entry.value)
+        found = large.get(key) if key else None
+        if key is None:
+            values[name] = Typed(entry.type, parent.inline(entry))
+        elif found is not None:
+            values[name] = Typed(entry.type, format.decode_value(found.data, key=key))
+        elif name in given:
+            values[name] = records.dump(serde, given[name])
+    return replace(draft, values=values)
+
+
+async def _compose(shared: Shared, draft: Draft, parent: Parent | None) -> Composed:
+    checkpoint = None if parent is None else parent.checkpoint
+    limit = shared.settings.inline_limit
+    size = sum(len(typed.data) for typed in draft.values.values()) + (len(checkpoint.payload) if checkpoint else 0)
+    return await Work(lambda: records.compose(draft, checkpoint, inline_limit=limit, names=_names()), size)
+
+
+def _names() -> Iterator[str]:
+    """Names for value objects: never one twice, so no object is ever overwritten."""
+    while True:
+        yield uuid.uuid4().hex
+
+
+def _before(shared: Shared, draft: Draft, composed: Composed) -> list[Put]:
+    """What must be there before the checkpoint is: the thread's name, the run's markers, large values."""
+    layout, thread_id = shared.layout, draft.ref.thread_id
+    puts = [Put(layout.value(thread_id, name), data) for name, data in composed.values.items()]
+    folder = layout.thread(thread_id)
+    name = layout.name(thread_id)
+    if name is not None and not shared.cache.marked(folder, None):
+        puts.append(Put(name, thread_id.encode()))
+    run = _run(draft)
+    if run is not None and not shared.cache.marked(folder, run):
+        line = json.dumps({"format": 1, "thread": layout.thread_part(folder), "run": run}).encode() + b"\n"
+        puts += [Put(layout.marker(thread_id, run), line), Put(layout.run(thread_id, run), line)]
+    return puts
+
+
+def _run(draft: Draft) -> str | None:
+    """How the run stands in keys. Where the serializer encrypts metadata, its id must not be readable there."""
+    return None if draft.run_id is None else run_part(draft.run_id, hidden=draft.metadata.encrypted)
+
+
+def _mark(shared: Shared, draft: Draft) -> None:
+    folder = shared.layout.thread(draft.ref.thread_id)
+    shared.cache.mark(folder, None)
+    shared.cache.mark(folder, _run(draft))
+
+
+async def _settled(
+    shared: Shared, serde: SerializerProtocol, draft: Draft, composed: Composed, key: str, stored: Body
+) -> bool:
+    """Whether the checkpoint that is there is ours; False where it vanished meanwhile. Raises where it is another."""
+    theirs = await assemble(shared.layout, draft.ref.thread_id, key, stored, fetch(()))
+    if theirs is None:
+        return False
+    entries = composed.checkpoint.header.channels
+    wanted = [entries[name].value for name in records.unlike(composed, theirs.header) if name in entries]
+    ours = await fetch(
+        shared.layout.value(draft.ref.thread_id, name) for name in wanted if name and name not in composed.values
+    )
+    values = {
+        found_key.rpartition("/")[2].removesuffix(".bin"): found.data for found_key, found in ours.items() if found
+    }
+    if await Work(lambda: records.same_content(serde, composed, theirs, values), _size(composed, theirs)):
+        return True
+    raise CheckpointConflictError(
+        f"storing {key}: checkpoint {draft.ref.checkpoint_id!r} of thread {draft.ref.thread_id!r}, namespace "
+        f"{draft.ref.namespace!r}, is stored already with other content; nothing was changed; give new content a new id"
+    )
+
+
+def _size(composed: Composed, theirs: Loaded) -> int:
+    return len(composed.checkpoint.payload) + theirs.size
