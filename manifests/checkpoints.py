@@ -59,6 +59,10 @@ class Header:
     had; `extra` its other keys. `metadata_thread_id` is true where the metadata named the checkpoint's own thread:
     that entry is left out of `metadata`, so that a copied object names the thread it was copied to.
     `depth` is the number of ancestors and `parent_sha256` the digest of the parent's object, where known.
+
+    The last three name channels, so that a prune can tell what a checkpoint needs of its ancestors without reading
+    values or metadata: `snapshots` hold a delta channel's snapshot here; `counted` are delta channels by the
+    metadata's counters; `unstored` have a version that is not the parent's, but no value here.
     """
 
     namespace: str
@@ -71,6 +75,9 @@ class Header:
     metadata: Typed
     metadata_thread_id: bool
     channels: Mapping[str, Entry]
+    snapshots: tuple[str, ...] = ()
+    counted: tuple[str, ...] = ()
+    unstored: tuple[str, ...] = ()
 
     @property
     def channel_versions(self) -> Mapping[str, Any]:
@@ -181,6 +188,9 @@ def _fields_of(header: Header) -> dict[str, Any]:
         "metadata": list(header.metadata),
         "metadata_thread_id": header.metadata_thread_id,
         "channels": {name: list(entry) for name, entry in header.channels.items()},
+        "snapshots": list(header.snapshots),
+        "counted": list(header.counted),
+        "unstored": list(header.unstored),
     }
 
 
@@ -196,6 +206,9 @@ def _header_from(fields: dict[str, Any]) -> Header:
         metadata=Typed(*fields["metadata"]),
         metadata_thread_id=fields["metadata_thread_id"],
         channels={name: Entry(*entry) for name, entry in fields["channels"].items()},
+        snapshots=tuple(fields["snapshots"]),
+        counted=tuple(fields["counted"]),
+        unstored=tuple(fields["unstored"]),
     )
 
 

@@ -160,10 +160,16 @@ class Layout:
     def name(self, thread_id: str) -> str | None:
         """The key that keeps the thread's id readable, or None where the folder's own name does."""
         folder = self.thread(thread_id)
-        return f"{folder}_name" if is_hash(self.thread_part(folder)) else None
+        return self.name_in(folder) if is_hash(self.thread_part(folder)) else None
+
+    def name_in(self, thread_folder: str) -> str:
+        return f"{thread_folder}_name"
 
     def deleted(self, thread_id: str) -> str:
-        return f"{self.thread(thread_id)}_deleted"
+        return self.deleted_in(self.thread(thread_id))
+
+    def deleted_in(self, thread_folder: str) -> str:
+        return f"{thread_folder}_deleted"
 
     def run(self, thread_id: str, run: str) -> str:
         return f"{self.thread(thread_id)}_runs/{run}"

@@ -192,7 +192,8 @@ class Loops:
             return self._home
 
     def close(self) -> None:
-        """Close the saver's own loop and the client in it."""
+        """Refuse further calls; close the saver's own loop and the client in it."""
+        self._driver.refuse()
         with self._lock:
             thread, loop, self._closed, self._thread = self._thread, self._home, True, None
         if thread is not None and loop is not None:
@@ -202,7 +203,7 @@ class Loops:
 
     async def _shut_down(self) -> None:
         await self.drained()
-        await self._driver.aclose()
+        await self._driver.disconnect()
 
 
 async def _started(call: Callable[[], Coroutine[Any, Any, A]]) -> A:

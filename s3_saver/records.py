@@ -24,7 +24,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-from langgraph.checkpoint.serde.types import TASKS
+from langgraph.checkpoint.serde.types import TASKS, _DeltaSnapshot
 
 from manifests import checkpoints as format
 from manifests.checkpoints import STRUCTURE, Entry, Header, Typed
@@ -42,7 +42,8 @@ logger = logging.getLogger(__name__)
 class Draft:
     """A checkpoint as the caller gave it, serialized. `values` lacks those that the parent is known to hold.
 
-    `ref` names the checkpoint, `parent_id` its parent; `changed` are the channels in LangGraph's `new_versions`.
+    `ref` names the checkpoint, `parent_id` its parent; `changed` are the channels in LangGraph's `new_versions`,
+    `snapshots` those whose given value is a delta channel's snapshot, `counted` those that the metadata counts.
     """
 
     ref: Ref
@@ -54,6 +55,8 @@ class Draft:
     run_id: str | None
     changed: frozenset[str]
     values: Mapping[str, Typed]
+    snapshots: frozenset[str]
+    counted: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,20 @@ def draft_of(
             for name, value in values.items()
             if inherited(parent, name, versions, changed) is None
         },
+        snapshots=frozenset(name for name, value in values.items() if isinstance(value, _DeltaSnapshot)),
+        counted=_counted(merged),
     )
+
+
+# What LangGraph calls its delta counters, and called them before their release.
+_COUNTERS = ("counters_since_delta_snapshot", "delta_updates_since_snapshot")
+
+
+def _counted(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """The delta channels that the metadata counts updates of."""
+    found = (metadata.get(name) for name in _COUNTERS)
+    names = {str(name) for counters in found if isinstance(counters, Mapping) for name in counters}
+    return tuple(sorted(names))
 
 
 def _metadata(config: RunnableConfig, metadata: CheckpointMetadata, keep: MetadataFilter | None) -> dict[str, Any]:
@@ -207,6 +223,29 @@ def _header(draft: Draft, parent: format.Checkpoint | None, channels: Mapping[st
         metadata=draft.metadata,
         metadata_thread_id=draft.metadata_thread_id,
         channels=channels,
+        snapshots=tuple(sorted(name for name in channels if _is_snapshot(draft, parent, name))),
+        counted=draft.counted,
+        unstored=_unstored(draft, parent, channels),
+    )
+
+
+def _is_snapshot(draft: Draft, parent: format.Checkpoint | None, name: str) -> bool:
+    versions = draft.structure.get("channel_versions") or {}
+    if parent is not None and inherited(parent, name, versions, draft.changed) is not None:
+        return name in parent.header.snapshots
+    return name in draft.snapshots
+
+
+def _unstored(draft: Draft, parent: format.Checkpoint | None, channels: Mapping[str, Entry]) -> tuple[str, ...]:
+    """Channels with a version that is not the parent's and no value, but for LangGraph's own, which it empties."""
+    versions: Mapping[str, Any] = draft.structure.get("channel_versions") or {}
+    before = parent.header.channel_versions if parent is not None else {}
+    return tuple(
+        sorted(
+            name
+            for name, version in versions.items()
+            if name not in channels and before.get(name) != version and not name.startswith(("__", "branch:"))
+        )
     )
 
 

@@ -123,7 +123,8 @@ async def _salvage(
             values[name] = Typed(entry.type, format.decode_value(found.data, key=key))
         elif name in given:
             values[name] = records.dump(serde, given[name])
-    return replace(draft, values=values)
+    kept = frozenset(name for name, entry in entries.items() if entry is not None and name in parent.header.snapshots)
+    return replace(draft, values=values, snapshots=draft.snapshots | kept)
 
 
 async def _compose(shared: Shared, draft: Draft, parent: Parent | None) -> Composed:

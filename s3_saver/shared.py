@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from manifests.keys import Layout, batch_name, writes_in
 from manifests.writes import encode_writes
 from s3_saver.bucket import Work
-from s3_saver.commits import Rows
 from s3_saver.cache import Cache
+from s3_saver.commits import Rows
 from s3_saver.operations.put import put_writes
 from s3_saver.refs import Ref
 from s3_saver.settings import Settings

@@ -83,8 +83,12 @@ class AioDriver:
         else:
             await connection.lifetime.aclose()
 
-    async def aclose(self) -> None:
+    def refuse(self) -> None:
+        """Refuse further requests. Clients of other loops are closed with these at the latest."""
         self._closed = True
+
+    async def aclose(self) -> None:
+        self.refuse()
         await self.disconnect()
 
     async def _connected(self) -> _Connection:

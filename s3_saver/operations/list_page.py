@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from manifests.checkpoints import HEADER_GUESS_BYTES, Header, header_length
 from manifests.errors import CorruptObjectError
 from manifests.keys import Layout, decode, past
-from s3_saver.bucket import Body, Get, every
+from s3_saver.bucket import Body, Get, both, every
 from s3_saver.operations.get_tuple import get_tuple
 from s3_saver.operations.listing import Head, newest_first, thread_heads, threads_page
 from s3_saver.operations.load import Loaded, checked_header, load
@@ -136,18 +136,23 @@ class Listing:
         heads = await every(self._thread(folder) for folder in folders)
         there = [(folder, found) for folder, found in zip(folders, heads, strict=True) if found]
         names = await every(thread_name(self.layout, folder) for folder, _ in there)
-        return [(name, found) for name, (_, found) in zip(names, there, strict=True)]
+        return [(name, found) for name, (_, found) in zip(names, there, strict=True) if name is not None]
 
 
-async def thread_name(layout: Layout, folder: str) -> str:
-    """The id of the thread in `folder`: no round, or one where only its hash is in the key."""
+async def thread_name(layout: Layout, folder: str) -> str | None:
+    """The id of the thread in `folder`: no round, or one where only its hash is in the key.
+
+    None where the thread was deleted while another process still stored into it.
+    """
     name = decode(layout.thread_part(folder))
     if name is not None:
         return name
-    stored = await Get(f"{folder}_name")
+    stored, tombstone = await both(Get(layout.name_in(folder)), Get(layout.deleted_in(folder)))
+    if stored is None and tombstone is not None:
+        return None
     if stored is None:
         raise CorruptObjectError(
-            f"reading {folder}_name: it is not there, so the id of this thread is not known; store the id under that "
+            f"reading {layout.name_in(folder)}: it is not there, so the id of this thread is not known; store the id under that "
             "key again, or delete the folder"
         )
     return stored.data.decode()
