@@ -7,9 +7,12 @@ The law of this module is the section "Keys" of FORMAT.md.
     {prefix}/threads/thread_id={T}/checkpoint_ns={N}/{D}.{ID}/_checkpoint.msgpack
     {prefix}/threads/thread_id={T}/checkpoint_ns={N}/{D}.{ID}/writes-{batch}.parquet
     {prefix}/threads/thread_id={T}/_values/{unique}.bin
+    {prefix}/threads/thread_id={T}/_manifest/{unique}.parquet
+    {prefix}/threads/thread_id={T}/_removed/{unique}.parquet
     {prefix}/threads/thread_id={T}/_runs/{R}
     {prefix}/threads/thread_id={T}/_name
     {prefix}/threads/thread_id={T}/_deleted
+    {prefix}/threads/thread_id={T}/_copying
     {prefix}/runs/run_id={R}/{T}
 """
 
@@ -77,7 +80,7 @@ def order_of(checkpoint_id: str) -> str:
 class ObjectKey:
     """A parsed key: its parts as they stand in the key (encoded), and what kind of object it names.
 
-    `kind` is one of checkpoint, writes, value, run, name, deleted, marker. `namespace` and `folder` are set for the
+    `kind` is one of checkpoint, writes, value, segment, removal, run, name, deleted, copying, marker. `namespace` and `folder` are set for the
     first two, `name` is the value's unique name, the batch, or the encoded run id.
     """
 
@@ -149,6 +152,10 @@ class Layout:
         name = f"{order_of(checkpoint_id)}.{encode(checkpoint_id)}"
         return f"{self.namespace(thread_id, namespace)}{name}/"
 
+    def folder_in(self, thread_folder: str, namespace: str, checkpoint_id: str) -> str:
+        part = encode_or_hash(namespace, NAMESPACE_BYTES_MAX)
+        return f"{thread_folder}checkpoint_ns={part}/{order_of(checkpoint_id)}.{encode(checkpoint_id)}/"
+
     # Objects
 
     def checkpoint(self, thread_id: str, namespace: str, checkpoint_id: str) -> str:
@@ -175,7 +182,11 @@ class Layout:
         return f"{self.thread(thread_id)}_runs/{run}"
 
     def marker(self, thread_id: str, run: str) -> str:
-        return f"{self.root}runs/run_id={run}/{encode_or_hash(thread_id, THREAD_BYTES_MAX)}"
+        return self.markers(run) + encode_or_hash(thread_id, THREAD_BYTES_MAX)
+
+    def markers(self, run: str) -> str:
+        """What the markers of all threads that the run wrote to start with."""
+        return f"{self.root}runs/run_id={run}/"
 
     def probe(self, unique: str) -> str:
         """A key that `setup` tries the store with, outside of all threads."""
@@ -208,6 +219,12 @@ class Layout:
                 return ObjectKey("name", thread)
             case ["_deleted"]:
                 return ObjectKey("deleted", thread)
+            case ["_copying"]:
+                return ObjectKey("copying", thread)
+            case ["_manifest", segment] if segment.endswith(".parquet"):
+                return ObjectKey("segment", thread, name=segment.removesuffix(".parquet"))
+            case ["_removed", record] if record.endswith(".parquet"):
+                return ObjectKey("removal", thread, name=record.removesuffix(".parquet"))
             case ["_runs", run]:
                 return ObjectKey("run", thread, name=run)
             case ["_values", value] if value.endswith(".bin"):
@@ -224,6 +241,22 @@ def _in_folder(key: str, thread: str, namespace: str, folder: str, name: str) ->
     if match := _WRITES.match(name):
         return ObjectKey("writes", thread, namespace, folder, match["batch"])
     raise ValueError(f"{key!r} is no key of the archive")
+
+
+def copying_in(thread_folder: str) -> str:
+    return f"{thread_folder}_copying"
+
+
+def segment_in(thread_folder: str, unique: str) -> str:
+    return f"{thread_folder}_manifest/{unique}.parquet"
+
+
+def removal_in(thread_folder: str, unique: str) -> str:
+    return f"{thread_folder}_removed/{unique}.parquet"
+
+
+def value_in(thread_folder: str, name: str) -> str:
+    return f"{thread_folder}_values/{name}.bin"
 
 
 def run_part(run_id: str, *, hidden: bool) -> str:

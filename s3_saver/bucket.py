@@ -166,10 +166,22 @@ class List(Request[Page]):
 
 
 @dataclass(frozen=True, slots=True)
-class Delete(Request[None]):
-    """Delete up to 1,000 keys; absent ones are no error. Raises `DeletionError` naming every key that stayed."""
+class Copy(Request[Stored | None]):
+    """Copy an object inside the bucket, its bytes never leave the store; None where there is no source."""
+
+    source: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete(Request[Late | None]):
+    """Delete up to 1,000 keys; absent ones are no error. Raises `DeletionError` naming every key that stayed.
+
+    After `deadline` nothing is sent.
+    """
 
     keys: tuple[str, ...]
+    deadline: Deadline | None = None
 
     def __post_init__(self) -> None:
         assert 0 < len(self.keys) <= DELETE_KEYS_MAX

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from s3_saver.bucket import (
     ABSENT,
     Body,
+    Copy,
     CreateBucket,
     Deadline,
     Delete,
@@ -55,10 +56,10 @@ class MemoryBucket:
                 return self._put(key, body, expect is ABSENT, deadline)
             case List():
                 return self._list(request)
-            case Delete(keys):
-                for key in keys:
-                    self.objects.pop(key, None)
-                return None
+            case Copy(source, key):
+                return self._copy(source, key)
+            case Delete(keys, deadline):
+                return self._delete(keys, deadline)
             case Now():
                 return self.now()
             case Work(run):
@@ -82,6 +83,20 @@ class MemoryBucket:
             return Refused()
         self.objects[key] = body, self.clock_ms
         return Stored(_etag(body))
+
+    def _copy(self, source: str, key: str) -> Stored | None:
+        stored = self.objects.get(source)
+        if stored is None:
+            return None
+        self.objects[key] = stored[0], self.clock_ms
+        return Stored(_etag(stored[0]))
+
+    def _delete(self, keys: tuple[str, ...], deadline: Deadline | None) -> Late | None:
+        if deadline is not None and deadline.passed(self.now()):
+            return Late()
+        for key in keys:
+            self.objects.pop(key, None)
+        return None
 
     def _list(self, request: List) -> Page:
         assert self.ordered or (request.after is None and (not request.prefix or request.prefix.endswith("/")))

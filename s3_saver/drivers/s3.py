@@ -20,6 +20,7 @@ from botocore import exceptions as boto
 from s3_saver.bucket import (
     ABSENT,
     Body,
+    Copy,
     CreateBucket,
     Deadline,
     Delete,
@@ -73,6 +74,9 @@ def call_of(request: Request[Any], *, bucket: str, extra: Mapping[str, Any]) -> 
             wanted = {"StartAfter": after, "ContinuationToken": token, "Delimiter": delimiter}
             given = {name: value for name, value in wanted.items() if value}
             return "list_objects_v2", {"Bucket": bucket, "Prefix": prefix, "MaxKeys": limit, **given}
+        case Copy(source, key):
+            origin = {"Bucket": bucket, "Key": source}
+            return "copy_object", {"Bucket": bucket, "Key": key, "CopySource": origin, **_copy_extra_of(extra)}
         case Delete(keys):
             objects = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
             return "delete_objects", {"Bucket": bucket, "Delete": objects}
@@ -94,6 +98,28 @@ def _extra_of(extra: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+def _copy_extra_of(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What goes to every put goes to every copy. A copy takes over tags and headers unless it is told to replace."""
+    arguments = _extra_of(extra)
+    if "Tagging" in arguments:
+        arguments["TaggingDirective"] = "REPLACE"
+    if not _HEADERS.isdisjoint(arguments):
+        arguments["MetadataDirective"] = "REPLACE"
+    return arguments
+
+
+_HEADERS = {
+    "CacheControl",
+    "ContentDisposition",
+    "ContentEncoding",
+    "ContentLanguage",
+    "ContentType",
+    "Expires",
+    "Metadata",
+    "WebsiteRedirectLocation",
+}
+
+
 def answer_of(request: Request[Any], response: Mapping[str, Any], data: bytes = b"") -> Any:
     """The answer that `response` (with a body of `data`) gives to `request`."""
     match request:
@@ -103,6 +129,8 @@ def answer_of(request: Request[Any], response: Mapping[str, Any], data: bytes = 
             return Body(data, size, response["ETag"])
         case Put():
             return Stored(response["ETag"])
+        case Copy():
+            return Stored(response["CopyObjectResult"]["ETag"])
         case List():
             keys = tuple(_listed(item) for item in response.get("Contents", ()))
             folders = tuple(item["Prefix"] for item in response.get("CommonPrefixes", ()))
@@ -227,7 +255,7 @@ def _client_error(request: Request[Any], error: boto.ClientError, bucket: str, d
         raise StoreAccessError(
             f"{doing}: there is no bucket {bucket!r}; create it, or call setup(create_bucket=True)"
         ) from error
-    if isinstance(request, Get) and found & {"NoSuchKey", "404"}:
+    if isinstance(request, Get | Copy) and found & {"NoSuchKey", "404"}:
         return None
     if found & _CONFLICT:
         raise Again from error
@@ -270,6 +298,8 @@ def describe(request: Request[Any]) -> str:
             return f"storing {key}"
         case List(prefix):
             return f"listing {prefix or 'the bucket'}"
+        case Copy(source, key):
+            return f"copying {source} to {key}"
         case Delete(keys):
             return f"deleting {len(keys)} keys from {keys[0]} on"
         case CreateBucket():
@@ -287,17 +317,22 @@ def pause_seconds(attempt: int) -> float:
 
 def watch_deadlines(events: Any) -> None:
     """Make the client whose `events` these are look at a put's deadline before it signs, retries included."""
-    events.register_first("request-created.s3.PutObject", _check_deadline, unique_id="s3-saver-deadline")
+    for name in _DATED:
+        events.register_first(f"request-created.s3.{name}", _check_deadline, unique_id=f"s3-saver-{name}")
 
 
 def ignore_deadlines(events: Any) -> None:
-    events.unregister("request-created.s3.PutObject", unique_id="s3-saver-deadline")
+    for name in _DATED:
+        events.unregister(f"request-created.s3.{name}", unique_id=f"s3-saver-{name}")
+
+
+_DATED = ("PutObject", "DeleteObjects")
 
 
 @contextmanager
 def deadline_of(request: Request[Any]) -> Iterator[None]:
     """What the client signs inside is held to the deadline of `request`."""
-    token = _deadline.set(request.deadline if isinstance(request, Put) else None)
+    token = _deadline.set(request.deadline if isinstance(request, Put | Delete) else None)
     try:
         yield
     finally:
