@@ -12,6 +12,7 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, NamedTuple
 
 import ormsgpack
@@ -27,6 +28,7 @@ HEADER_GUESS_BYTES = 32_768
 
 _HEAD = struct.Struct(">4sBI")
 _LEVEL = 3
+_CHUNK_BYTES = 2**20
 
 
 class Typed(NamedTuple):
@@ -60,9 +62,10 @@ class Header:
     that entry is left out of `metadata`, so that a copied object names the thread it was copied to.
     `depth` is the number of ancestors and `parent_sha256` the digest of the parent's object, where known.
 
-    The last three name channels, so that a prune can tell what a checkpoint needs of its ancestors without reading
+    The last four name channels, so that a prune can tell what a checkpoint needs of its ancestors without reading
     values or metadata: `snapshots` hold a delta channel's snapshot here; `counted` are delta channels by the
-    metadata's counters; `unstored` have a version that is not the parent's, but no value here.
+    metadata's counters; `unstored` have a version but no value here; `advanced` are those of the unstored whose
+    version is not the parent's. LangGraph's own channels, which it empties, are in neither of the last two.
     """
 
     namespace: str
@@ -78,6 +81,7 @@ class Header:
     snapshots: tuple[str, ...] = ()
     counted: tuple[str, ...] = ()
     unstored: tuple[str, ...] = ()
+    advanced: tuple[str, ...] = ()
 
     @property
     def channel_versions(self) -> Mapping[str, Any]:
@@ -191,10 +195,36 @@ def _fields_of(header: Header) -> dict[str, Any]:
         "snapshots": list(header.snapshots),
         "counted": list(header.counted),
         "unstored": list(header.unstored),
+        "advanced": list(header.advanced),
     }
 
 
+# What the header's fields may be. A checksum does not tell who wrote a header, or with what.
+_FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
+    "namespace": (str,),
+    "checkpoint_id": (str,),
+    "parent_id": (str, NoneType),
+    "parent_sha256": (bytes, NoneType),
+    "depth": (int, NoneType),
+    "structure": (dict,),
+    "extra": (dict,),
+    "metadata": (list,),
+    "metadata_thread_id": (bool,),
+    "channels": (dict,),
+    "snapshots": (list,),
+    "counted": (list,),
+    "unstored": (list,),
+}
+
+
 def _header_from(fields: dict[str, Any]) -> Header:
+    """Raises KeyError, TypeError and ValueError for fields that make no header. Fields it does not know are ignored."""
+    for name, types in _FIELD_TYPES.items():
+        _check_type(name, fields[name], types)
+    _check_type("channel_versions", fields["structure"].get("channel_versions"), (dict, NoneType))
+    for name in ("snapshots", "counted", "unstored"):
+        for channel in fields[name]:
+            _check_type(name, channel, (str,))
     return Header(
         namespace=fields["namespace"],
         checkpoint_id=fields["checkpoint_id"],
@@ -202,14 +232,39 @@ def _header_from(fields: dict[str, Any]) -> Header:
         parent_sha256=fields["parent_sha256"],
         depth=fields["depth"],
         structure=fields["structure"],
-        extra={name: Typed(*typed) for name, typed in fields["extra"].items()},
-        metadata=Typed(*fields["metadata"]),
+        extra={name: _typed_from(typed) for name, typed in fields["extra"].items()},
+        metadata=_typed_from(fields["metadata"]),
         metadata_thread_id=fields["metadata_thread_id"],
-        channels={name: Entry(*entry) for name, entry in fields["channels"].items()},
+        channels={name: _entry_from(entry) for name, entry in fields["channels"].items()},
         snapshots=tuple(fields["snapshots"]),
         counted=tuple(fields["counted"]),
         unstored=tuple(fields["unstored"]),
+        advanced=tuple(fields["advanced"]),
     )
+
+
+def _typed_from(fields: Any) -> Typed:
+    typed = Typed(*fields)
+    _check_type("type", typed.type, (str,))
+    _check_type("data", typed.data, (bytes,))
+    return typed
+
+
+def _entry_from(fields: Any) -> Entry:
+    entry = Entry(*fields)
+    _check_type("type", entry.type, (str,))
+    _check_type("length", entry.length, (int,))
+    _check_type("sha256", entry.sha256, (bytes,))
+    _check_type("offset", entry.offset, (int, NoneType))
+    _check_type("value", entry.value, (str, NoneType))
+    if (entry.offset is None) == (entry.value is None) or entry.length < 0 or (entry.offset or 0) < 0:
+        raise ValueError(f"{entry} is in no one place")
+    return entry
+
+
+def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
+    if type(value) not in types:
+        raise TypeError(f"{name} is of type {type(value).__name__}")
 
 
 def _check_format(magic: bytes, version: int, expected: bytes, kind: str, key: str) -> None:
@@ -227,7 +282,12 @@ def _compress(data: bytes) -> bytes:
 
 
 def _decompress(data: bytes, *, key: str) -> bytes:
+    # As a stream, memory grows with what is there; a damaged frame may claim to hold terabytes.
+    stream = zstandard.ZstdDecompressor().decompressobj(write_size=_CHUNK_BYTES)
     try:
-        return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+        raw: bytes = stream.decompress(data)
     except zstandard.ZstdError as error:
         raise CorruptObjectError(f"reading {key}: {error}; {_RESTORE}") from error
+    if not stream.eof or stream.unused_data:
+        raise CorruptObjectError(f"reading {key}: a zstd frame is cut off, or something follows it; {_RESTORE}")
+    return raw

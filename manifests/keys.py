@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 PREFIX_BYTES_MAX = 135
@@ -35,6 +36,8 @@ PAST_FOLDER = "~"
 _HASHED = re.compile(r"~[0-9a-f]{64}\Z")
 _EMPTY = "~"
 _FOLDER = re.compile(r"(?P<order>(?:[0-9a-f]{2})+z)\.(?P<id>[A-Za-z0-9_.%-]+)\Z")
+_TABLE = re.compile(r"(?P<name>[0-9a-f-]+)\.parquet\Z")
+_VALUE = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)\.bin\Z")
 _WRITES = re.compile(r"writes-(?P<batch>(?P<clock>[0-9a-f]{14})-[0-9a-f]{8})\.parquet\Z")
 
 
@@ -43,6 +46,9 @@ def encode(text: str) -> str:
 
     Raises `UnicodeEncodeError` for lone surrogates, which have no UTF-8 form.
     """
+    if text in (".", ".."):
+        # Alone between two slashes, stores that keep objects in folders would follow these out of theirs.
+        return text.replace(".", "%2E")
     # quote() leaves `~` alone, but here `~` marks what is no encoded name.
     return quote(text, safe="").replace("~", "%7E") if text else _EMPTY
 
@@ -66,6 +72,15 @@ def hash_of(text: str) -> str:
 
 def is_hash(part: str) -> bool:
     return _HASHED.match(part) is not None
+
+
+@lru_cache(maxsize=4096)
+def is_part(part: str) -> bool:
+    """Whether `encode_or_hash` makes `part` of some name. A listing asks the same of few parts many times."""
+    if is_hash(part):
+        return True
+    text = decode(part)
+    return text is not None and encode(text) == part
 
 
 def order_of(checkpoint_id: str) -> str:
@@ -212,35 +227,52 @@ class Layout:
         """What `key` names. Raises ValueError for a key that is none of the archive's."""
         if key.startswith(f"{self.root}runs/run_id="):
             run, _, thread = key.removeprefix(f"{self.root}runs/run_id=").partition("/")
-            return ObjectKey("marker", thread, name=run)
-        thread = self.thread_part(key)
-        match key.removeprefix(self.thread_folder(thread)).split("/"):
-            case ["_name"]:
-                return ObjectKey("name", thread)
-            case ["_deleted"]:
-                return ObjectKey("deleted", thread)
-            case ["_copying"]:
-                return ObjectKey("copying", thread)
-            case ["_manifest", segment] if segment.endswith(".parquet"):
-                return ObjectKey("segment", thread, name=segment.removesuffix(".parquet"))
-            case ["_removed", record] if record.endswith(".parquet"):
-                return ObjectKey("removal", thread, name=record.removesuffix(".parquet"))
-            case ["_runs", run]:
-                return ObjectKey("run", thread, name=run)
-            case ["_values", value] if value.endswith(".bin"):
-                return ObjectKey("value", thread, name=value.removesuffix(".bin"))
-            case [namespace, folder, name] if namespace.startswith("checkpoint_ns="):
-                return _in_folder(key, thread, namespace.removeprefix("checkpoint_ns="), folder, name)
-        raise ValueError(f"{key!r} is no key of the archive")
+            found: ObjectKey | None = ObjectKey("marker", thread, name=run)
+        else:
+            thread = self.thread_part(key)
+            found = _in_thread(thread, key.removeprefix(self.thread_folder(thread)))
+        if found is None or not all(is_part(part) for part in _parts_of(found)):
+            raise ValueError(f"{key!r} is no key of the archive")
+        return found
 
 
-def _in_folder(key: str, thread: str, namespace: str, folder: str, name: str) -> ObjectKey:
+def _in_thread(thread: str, rest: str) -> ObjectKey | None:
+    match rest.split("/"):
+        case ["_name"]:
+            return ObjectKey("name", thread)
+        case ["_deleted"]:
+            return ObjectKey("deleted", thread)
+        case ["_copying"]:
+            return ObjectKey("copying", thread)
+        case ["_manifest", segment] if found := _TABLE.match(segment):
+            return ObjectKey("segment", thread, name=found["name"])
+        case ["_removed", record] if found := _TABLE.match(record):
+            return ObjectKey("removal", thread, name=found["name"])
+        case ["_runs", run]:
+            return ObjectKey("run", thread, name=run)
+        case ["_values", value] if found := _VALUE.match(value):
+            return ObjectKey("value", thread, name=found["name"])
+        case [namespace, folder, name] if namespace.startswith("checkpoint_ns="):
+            return _in_folder(thread, namespace.removeprefix("checkpoint_ns="), folder, name)
+    return None
+
+
+def _in_folder(thread: str, namespace: str, folder: str, name: str) -> ObjectKey | None:
     id_of(folder)
     if name == CHECKPOINT:
         return ObjectKey("checkpoint", thread, namespace, folder)
-    if match := _WRITES.match(name):
-        return ObjectKey("writes", thread, namespace, folder, match["batch"])
-    raise ValueError(f"{key!r} is no key of the archive")
+    found = _WRITES.match(name)
+    return None if found is None else ObjectKey("writes", thread, namespace, folder, found["batch"])
+
+
+def _parts_of(key: ObjectKey) -> tuple[str, ...]:
+    """The encoded names in a key. Stored under other spellings of them, an object would never be found."""
+    match key.kind:
+        case "run" | "marker":
+            return key.thread, key.name
+        case "checkpoint" | "writes":
+            return key.thread, key.namespace
+    return (key.thread,)
 
 
 def copying_in(thread_folder: str) -> str:

@@ -23,7 +23,7 @@ class Row(NamedTuple):
     """What the manifest says of a checkpoint, all of it from the object itself but its size, ETag and SHA-256.
 
     `step`, `source`, `run_id` and `metadata_json` are None where the serializer encrypts. `channels` have a value,
-    `values` are the value objects that these need; `snapshots`, `counted` and `unstored` are the header's.
+    `values` are the value objects that these need; `snapshots` to `advanced` are the header's.
     """
 
     namespace: str
@@ -47,6 +47,7 @@ class Row(NamedTuple):
     snapshots: tuple[str, ...] = ()
     counted: tuple[str, ...] = ()
     unstored: tuple[str, ...] = ()
+    advanced: tuple[str, ...] = ()
 
     @property
     def typed_metadata(self) -> Typed:
@@ -76,6 +77,7 @@ SCHEMA = pa.schema(
         column(19, "snapshots", NAMES),
         column(20, "counted", NAMES),
         column(21, "unstored", NAMES),
+        column(22, "advanced", NAMES),
     ]
 )
 
@@ -107,6 +109,7 @@ def row_of(
         snapshots=header.snapshots,
         counted=header.counted,
         unstored=header.unstored,
+        advanced=header.advanced,
     )
 
 

@@ -29,13 +29,19 @@ def to_json(type_: str, data: bytes) -> str | None:
         if type_ == "null":
             return "null"
         if type_ == "msgpack":
-            return json.dumps(_plain(_unpack(data)), ensure_ascii=False)
+            return _dump(_unpack(data))
         if type_ == "json":
-            return json.dumps(json.loads(data), ensure_ascii=False)
+            return _dump(json.loads(data))
     except (ValueError, TypeError, RecursionError):
         # A serializer of the user's own may write other bytes under these names; the value itself is kept anyway.
         return None
     return None
+
+
+def _dump(value: Any) -> str:
+    text = json.dumps(_plain(value), ensure_ascii=False)
+    # JSON may name lone surrogates, which no UTF-8 column can hold.
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _unpack(data: bytes) -> Any:
@@ -43,6 +49,8 @@ def _unpack(data: bytes) -> Any:
 
 
 def _object(code: int, data: bytes) -> Any:
+    if code not in range(8):
+        return {"__type__": "msgpack.Ext", "code": code, "base64": base64.b64encode(data).decode()}
     inner = _unpack(data)
     if code == _SNAPSHOT:
         return {"__type__": "DeltaSnapshot", "value": inner}

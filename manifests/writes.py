@@ -59,8 +59,13 @@ SCHEMA = pa.schema(
 )
 
 
+# The columns that writes are restored from; `value_json` is for other readers.
+_STORED = pa.schema(list(SCHEMA)[:8])
+
+
 def encode_writes(rows: Sequence[WriteRow], *, namespace: str, checkpoint_id: str) -> bytes:
     """The bytes of a batch. `rows` keep their order: within a batch, earlier rows came first."""
+    assert rows, "a batch has at least one write"
     columns: list[Any] = [
         pa.array([namespace] * len(rows), pa.string()),
         pa.array([checkpoint_id] * len(rows), pa.string()),
@@ -94,11 +99,17 @@ def decode_writes(data: bytes, *, key: str, namespace: str, checkpoint_id: str) 
             raise UnsupportedFormatError(
                 f"reading {key}: writes format {version}, this release reads format {FORMAT}; upgrade the package"
             )
-        columns = [column.to_pylist() for column in file.read(columns=SCHEMA.names[:8]).columns]
+        table = file.read(columns=_STORED.names)
+        columns = [column.to_pylist() for column in table.columns]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorruptObjectError(f"reading {key}: no readable Parquet file ({error}); restore the object") from error
+    if (table.schema.names, table.schema.types) != (_STORED.names, _STORED.types):
+        raise CorruptObjectError(
+            f"reading {key}: it has the columns {table.schema.names}, a batch has {_STORED.names}; restore the object"
+        )
     rows = [WriteRow(*row) for row in zip(*columns[2:], strict=True)]
-    if stored.get(_DIGEST_KEY, b"").decode(errors="replace") != _digest(namespace, checkpoint_id, rows):
+    named = set(zip(*columns[:2], strict=True)) == {(namespace, checkpoint_id)}
+    if not named or stored.get(_DIGEST_KEY, b"").decode(errors="replace") != _digest(namespace, checkpoint_id, rows):
         raise CorruptObjectError(
             f"reading {key}: its digest does not match; it is damaged, or another checkpoint's; restore the object"
         )

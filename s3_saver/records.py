@@ -212,6 +212,8 @@ def compose(draft: Draft, parent: format.Checkpoint | None, *, inline_limit: int
 
 def _header(draft: Draft, parent: format.Checkpoint | None, channels: Mapping[str, Entry]) -> Header:
     depth = parent.header.depth if parent is not None else None
+    unstored = _unstored(draft, channels)
+    before = parent.header.channel_versions if parent is not None else {}
     return Header(
         namespace=draft.ref.namespace,
         checkpoint_id=draft.ref.checkpoint_id or "",
@@ -225,7 +227,8 @@ def _header(draft: Draft, parent: format.Checkpoint | None, channels: Mapping[st
         channels=channels,
         snapshots=tuple(sorted(name for name in channels if _is_snapshot(draft, parent, name))),
         counted=draft.counted,
-        unstored=_unstored(draft, parent, channels),
+        unstored=tuple(unstored),
+        advanced=tuple(name for name in unstored if before.get(name) != draft.structure["channel_versions"][name]),
     )
 
 
@@ -236,17 +239,10 @@ def _is_snapshot(draft: Draft, parent: format.Checkpoint | None, name: str) -> b
     return name in draft.snapshots
 
 
-def _unstored(draft: Draft, parent: format.Checkpoint | None, channels: Mapping[str, Entry]) -> tuple[str, ...]:
-    """Channels with a version that is not the parent's and no value, but for LangGraph's own, which it empties."""
+def _unstored(draft: Draft, channels: Mapping[str, Entry]) -> list[str]:
+    """Channels with a version and no value, but for LangGraph's own, which it empties."""
     versions: Mapping[str, Any] = draft.structure.get("channel_versions") or {}
-    before = parent.header.channel_versions if parent is not None else {}
-    return tuple(
-        sorted(
-            name
-            for name, version in versions.items()
-            if name not in channels and before.get(name) != version and not name.startswith(("__", "branch:"))
-        )
-    )
+    return sorted(name for name in versions if name not in channels and not name.startswith(("__", "branch:")))
 
 
 # Reading back
