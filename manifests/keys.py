@@ -95,8 +95,8 @@ def order_of(checkpoint_id: str) -> str:
 class ObjectKey:
     """A parsed key: its parts as they stand in the key (encoded), and what kind of object it names.
 
-    `kind` is one of checkpoint, writes, value, segment, removal, run, name, deleted, copying, marker. `namespace` and `folder` are set for the
-    first two, `name` is the value's unique name, the batch, or the encoded run id.
+    `kind` is one of checkpoint, writes, value, segment, removal, run, name, deleted, copying, marker. `namespace` and
+    `folder` are set for the first two; `name` is the unique name, the batch, or the encoded run id.
     """
 
     kind: str
@@ -284,7 +284,11 @@ def segment_in(thread_folder: str, unique: str) -> str:
 
 
 def removal_in(thread_folder: str, unique: str) -> str:
-    return f"{thread_folder}_removed/{unique}.parquet"
+    return f"{removals_in(thread_folder)}{unique}.parquet"
+
+
+def removals_in(thread_folder: str) -> str:
+    return f"{thread_folder}_removed/"
 
 
 def value_in(thread_folder: str, name: str) -> str:

@@ -115,11 +115,11 @@ def row_of(
 
 def _only(kind: type, value: Any) -> Any:
     """The value where it is of the kind and, a number, fits its column."""
-    if not isinstance(value, kind) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, kind):
         return None
-    if kind is int:
+    if isinstance(value, int):
         return value if -(2**63) <= value < 2**63 else None
-    return value.encode(errors="replace").decode()
+    return str(value).encode(errors="replace").decode()
 
 
 def encode_segment(rows: Sequence[Row]) -> bytes:
@@ -135,6 +135,6 @@ def decode_segment(data: bytes, *, key: str) -> pa.Table:
 def rows_in(table: pa.Table, columns: Sequence[str] = tuple(Row._fields)) -> Iterator[Row]:
     """The rows of a segment, one record batch in memory as objects at a time. Fields not in `columns` stay empty."""
     for batch in table.select(columns).to_batches(max_chunksize=1024):
-        for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            plain = (tuple(value) if isinstance(value, list) else value for value in values)
+        for values in zip(*(array.to_pylist() for array in batch.columns), strict=True):
+            plain: Any = (tuple(value) if isinstance(value, list) else value for value in values)
             yield Row(**dict(zip(columns, plain, strict=True)))

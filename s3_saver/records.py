@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,10 +28,14 @@ from langgraph.checkpoint.serde.types import TASKS, _DeltaSnapshot
 
 from manifests import checkpoints as format
 from manifests.checkpoints import STRUCTURE, Entry, Header, Typed
+from manifests.segments import Row, row_of
+from manifests.structure import to_json
 from manifests.writes import WriteRow, decode_writes, merge_writes
+from s3_saver.bucket import Body, Listed
 from s3_saver.configs import checkpoint_id_of, config_of, ref_of, text_of
 from s3_saver.operations.delta_history import Ancestor
 from s3_saver.operations.load import Loaded
+from s3_saver.operations.survey import Describe
 from s3_saver.refs import Ref
 from s3_saver.settings import MetadataFilter
 
@@ -248,11 +252,41 @@ def _unstored(draft: Draft, channels: Mapping[str, Entry]) -> list[str]:
 # Reading back
 
 
-def metadata_of(serde: SerializerProtocol, thread_id: str, header: Header) -> CheckpointMetadata:
-    metadata = cast(dict[str, Any], serde.loads_typed(header.metadata))
-    if header.metadata_thread_id:
+def metadata_of(serde: SerializerProtocol, thread_id: str, typed: Typed, has_thread_id: bool) -> CheckpointMetadata:
+    """The metadata of a checkpoint. `has_thread_id`: it named the thread that it is read from."""
+    metadata = cast(dict[str, Any], serde.loads_typed(typed))
+    if has_thread_id:
         metadata["thread_id"] = thread_id
     return cast(CheckpointMetadata, metadata)
+
+
+def describer(serde: SerializerProtocol) -> Describe:
+    """How a checkpoint's header becomes its row in the manifest. Of encrypted metadata nothing is shown."""
+
+    def describe(header: Header, listed: Listed, body: Body) -> Row:
+        plain = not header.metadata.encrypted
+        return row_of(
+            header,
+            size=listed.size,
+            etag=listed.etag,
+            sha256=hashlib.sha256(body.data).digest() if body.whole else None,
+            described=cast(dict[str, Any], serde.loads_typed(header.metadata)) if plain else {},
+            metadata_json=to_json(*header.metadata) if plain else None,
+        )
+
+    return describe
+
+
+def run_of(serde: SerializerProtocol) -> Callable[[Row], str | None]:
+    """The run that a row's checkpoint belongs to, by its metadata."""
+
+    def run(row: Row) -> str | None:
+        if row.run_id is not None or not row.typed_metadata.encrypted:
+            return row.run_id
+        found = cast(dict[str, Any], serde.loads_typed(row.typed_metadata)).get("run_id")
+        return found if isinstance(found, str) else None
+
+    return run
 
 
 def tuple_of(serde: SerializerProtocol, loaded: Loaded, first_version: str) -> CheckpointTuple:
@@ -271,7 +305,7 @@ def tuple_of(serde: SerializerProtocol, loaded: Loaded, first_version: str) -> C
     return CheckpointTuple(
         config=config_of(loaded.ref),
         checkpoint=cast(Checkpoint, checkpoint),
-        metadata=metadata_of(serde, loaded.ref.thread_id, header),
+        metadata=metadata_of(serde, loaded.ref.thread_id, header.metadata, header.metadata_thread_id),
         parent_config=parent or None,
         pending_writes=[
             (row.task_id, row.channel, serde.loads_typed((row.type, row.value)))

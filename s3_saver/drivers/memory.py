@@ -13,6 +13,7 @@ from s3_saver.bucket import (
     CreateBucket,
     Deadline,
     Delete,
+    Deleted,
     Get,
     Has,
     HeadBucket,
@@ -37,7 +38,7 @@ A = TypeVar("A")
 
 @dataclass
 class MemoryBucket:
-    """Objects by key. `clock_ms` is the store's clock; tests move it.
+    """Objects by key. `clock_ms` is the store's clock; tests move it. `locked` keys cannot be deleted.
 
     With `ordered=False` it lists like a directory bucket: in no order, only below whole folders, and without
     `StartAfter`.
@@ -46,6 +47,7 @@ class MemoryBucket:
     ordered: bool = True
     clock_ms: int = 1_000_000
     objects: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    locked: set[str] = field(default_factory=set)
 
     def answer(self, request: Request[Any]) -> Any:
         match request:
@@ -91,12 +93,13 @@ class MemoryBucket:
         self.objects[key] = stored[0], self.clock_ms
         return Stored(_etag(stored[0]))
 
-    def _delete(self, keys: tuple[str, ...], deadline: Deadline | None) -> Late | None:
+    def _delete(self, keys: tuple[str, ...], deadline: Deadline | None) -> Deleted | Late:
         if deadline is not None and deadline.passed(self.now()):
             return Late()
         for key in keys:
-            self.objects.pop(key, None)
-        return None
+            if key not in self.locked:
+                self.objects.pop(key, None)
+        return Deleted({key: "AccessDenied: locked" for key in keys if key in self.locked})
 
     def _list(self, request: List) -> Page:
         assert self.ordered or (request.after is None and (not request.prefix or request.prefix.endswith("/")))

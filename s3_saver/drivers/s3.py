@@ -24,6 +24,7 @@ from s3_saver.bucket import (
     CreateBucket,
     Deadline,
     Delete,
+    Deleted,
     Feature,
     Get,
     Has,
@@ -38,7 +39,7 @@ from s3_saver.bucket import (
     Stored,
 )
 from s3_saver.drivers.clock import now
-from s3_saver.errors import DeletionError, S3SaverError, StoreAccessError, StoreUnavailableError
+from s3_saver.errors import S3SaverError, StoreAccessError, StoreUnavailableError
 
 ATTEMPTS_MAX = 5
 
@@ -47,11 +48,11 @@ Call = tuple[str, dict[str, Any]]
 
 
 class Again(Exception):
-    """No error yet: the request may be sent again. `failed` holds the keys that a deletion left, with reasons."""
+    """No error yet: the request may be sent again. `answer` is what to answer when it was tried for long enough."""
 
-    def __init__(self, failed: Mapping[str, str] | None = None) -> None:
+    def __init__(self, answer: Deleted | None = None) -> None:
         super().__init__("the store asked to try again")
-        self.failed = failed or {}
+        self.answer = answer
 
 
 class _Passed(Exception):
@@ -156,7 +157,7 @@ def _date_ms(response: Mapping[str, Any]) -> int:
     return round(parsedate_to_datetime(date).timestamp() * 1000)
 
 
-def _deleted(response: Mapping[str, Any]) -> None:
+def _deleted(response: Mapping[str, Any]) -> Deleted:
     """DeleteObjects answers 200 and reports what it could not delete key by key."""
     gone = {"NoSuchKey", "404"}
     failed = {
@@ -165,17 +166,8 @@ def _deleted(response: Mapping[str, Any]) -> None:
         if item["Code"] not in gone
     }
     if failed and all(reason.partition(":")[0] in _LATER for reason in failed.values()):
-        raise Again(failed)
-    if failed:
-        raise _undeleted(failed)
-
-
-def _undeleted(failed: Mapping[str, str]) -> DeletionError:
-    key, reason = next(iter(failed.items()))
-    return DeletionError(
-        f"deleting: {len(failed)} keys stayed, the first is {key} ({reason}); see .failed for all, then delete again",
-        failed,
-    )
+        raise Again(Deleted(failed))
+    return Deleted(failed)
 
 
 # Errors
@@ -275,11 +267,12 @@ def _message(error: boto.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Message", ""))
 
 
-def given_up(request: Request[Any], again: Again) -> S3SaverError:
-    """What to raise when the last attempt failed as well."""
-    if again.failed:
-        return _undeleted(again.failed)
-    return _unavailable(describe(request), again.__cause__ or again)
+def given_up(request: Request[Any], again: Again) -> Deleted:
+    """The answer when the last attempt failed as well; raises where there is none."""
+    if again.answer is not None:
+        return again.answer
+    cause = again.__cause__ or again
+    raise _unavailable(describe(request), cause) from cause
 
 
 def _unavailable(doing: str, error: BaseException) -> StoreUnavailableError:

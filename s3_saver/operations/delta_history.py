@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from manifests.checkpoints import Header
-from manifests.keys import Layout, checkpoint_in, past
+from manifests.keys import Layout, checkpoint_in, copying_in, past
 from s3_saver.bucket import PAGE_KEYS_MAX, Body, Get, List, Listed, both, every
 from s3_saver.errors import StoreUnavailableError
-from s3_saver.operations.list_page import read_head
 from s3_saver.operations.listing import all_keys, folder_of, heads_of
-from s3_saver.operations.load import Loaded, assemble, checked_header, fetch
+from s3_saver.operations.load import Loaded, assemble, checked_header, fetch, read_head
 from s3_saver.refs import Ref
 
 # Enough for a hundred ancestors, which is LangGraph's default distance between two snapshots.
@@ -65,6 +64,11 @@ class _Walk:
     def done(self) -> bool:
         return self.target is not None and (not self.open or self.next_id is None or self.next_id in self.seen)
 
+    @property
+    def cut(self) -> bool:
+        """Whether the path ends at a checkpoint that is not there, with channels still open."""
+        return bool(self.open) and self.next_id is not None and self.next_id not in self.seen
+
     def listed(self, keys: Sequence[Listed], more: bool) -> None:
         self.keys.extend(keys)
         self.more = more
@@ -110,7 +114,15 @@ async def delta_history(layout: Layout, ref: Ref, channels: Sequence[str], *, or
         if not await _begin(walk):
             return []
         await _find_path(walk)
-        ancestors = await every(_ancestor(walk, folder, seeds) for folder, seeds in walk.path)
+        ancestors, copying = await both(
+            every(_ancestor(walk, folder, seeds) for folder, seeds in walk.path),
+            Get(copying_in(layout.thread(ref.thread_id))) if walk.cut else _nothing(),
+        )
+        if copying is not None:
+            raise StoreUnavailableError(
+                f"reading the ancestors of a checkpoint of thread {ref.thread_id!r}: {walk.next_id!r} is not there, "
+                "since a copy into this thread has not ended; wait for it, or call copy_thread again to finish it"
+            )
         found = [ancestor for ancestor in ancestors if ancestor is not None]
         # Where an ancestor vanished since we saw it, the path that there is now is another one: look again.
         if len(found) == len(ancestors):

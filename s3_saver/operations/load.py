@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from manifests.checkpoints import Header, decode_header
+from manifests.checkpoints import HEADER_GUESS_BYTES, Header, decode_header, header_length
 from manifests.errors import CorruptObjectError
 from manifests.keys import Layout
 from s3_saver.bucket import Body, Get, both, every
@@ -111,3 +111,17 @@ async def _sends(layout: Layout, thread_id: str, header: Header) -> Mapping[str,
     batches = await fetch(listed.key for listed in keys if layout.kind(listed.key) == "writes")
     # A batch that vanished went with its checkpoint: then this one's sends are gone, as a pruned parent's are.
     return {key: found.data for key, found in batches.items() if found}
+
+
+async def read_header(layout: Layout, key: str) -> Header | None:
+    """The header of the checkpoint object at `key`, None where it was removed. One round, two for a long header."""
+    found = await read_head(key)
+    return None if found is None else checked_header(layout, found.data, key=key)
+
+
+async def read_head(key: str) -> Body | None:
+    """The first bytes of a checkpoint object, its header among them; None where it was removed."""
+    found = await Get(key, first_bytes=HEADER_GUESS_BYTES)
+    if found is None or found.whole or header_length(found.data, key=key) <= len(found.data):
+        return found
+    return await Get(key)

@@ -17,9 +17,8 @@ from manifests.segments import Row, decode_segment, encode_segment, rows_in
 from manifests.tables import table_of
 from s3_saver.bucket import Body, Delete, Get, Listed, Put, every
 from s3_saver.errors import StoreUnavailableError
-from s3_saver.operations.list_page import read_head
 from s3_saver.operations.listing import Head, heads_of, keys_since
-from s3_saver.operations.load import checked_header
+from s3_saver.operations.load import checked_header, read_head
 
 _ATTEMPTS_MAX = 10
 # Rows that are worth a segment of their own when a reader found them missing.
