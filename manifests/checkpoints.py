@@ -214,6 +214,7 @@ _FIELD_TYPES: Mapping[str, tuple[type, ...]] = {
     "snapshots": (list,),
     "counted": (list,),
     "unstored": (list,),
+    "advanced": (list,),
 }
 
 
@@ -222,7 +223,7 @@ def _header_from(fields: dict[str, Any]) -> Header:
     for name, types in _FIELD_TYPES.items():
         _check_type(name, fields[name], types)
     _check_type("channel_versions", fields["structure"].get("channel_versions"), (dict, NoneType))
-    for name in ("snapshots", "counted", "unstored"):
+    for name in ("snapshots", "counted", "unstored", "advanced"):
         for channel in fields[name]:
             _check_type(name, channel, (str,))
     return Header(

@@ -94,7 +94,9 @@ def decode_writes(data: bytes, *, key: str, namespace: str, checkpoint_id: str) 
     try:
         file = pq.ParquetFile(io.BytesIO(data))
         stored = file.metadata.metadata or {}
-        version = stored.get(_VERSION_KEY, b"none").decode(errors="replace")
+        if _VERSION_KEY not in stored:
+            raise CorruptObjectError(f"reading {key}: it does not say that it is a writes batch; restore the object")
+        version = stored[_VERSION_KEY].decode(errors="replace")
         if version != str(FORMAT):
             raise UnsupportedFormatError(
                 f"reading {key}: writes format {version}, this release reads format {FORMAT}; upgrade the package"

@@ -261,8 +261,15 @@ class _Together(Awaitable[list[Any]]):
                 results[number] = stop.value
 
         try:
+            failed: Exception | None = None
             for number in range(len(self.parts)):
-                step(number, None)
+                # Behind an error the others begin too: what was never begun cannot be closed without a warning.
+                try:
+                    step(number, None)
+                except Exception as error:
+                    failed = failed or error
+            if failed is not None:
+                raise failed
             while waiting:
                 answers = iter((yield tuple(request for round_ in waiting.values() for request in round_)))
                 for number, round_ in list(waiting.items()):

@@ -143,7 +143,8 @@ def _metadata(config: RunnableConfig, metadata: CheckpointMetadata, keep: Metada
     merged = cast(dict[str, Any], get_checkpoint_metadata(config, metadata))
     if keep is None:
         return merged
-    dropped = [name for name in merged if not keep(name)]
+    # LangGraph's metadata may have keys that are no text; the filter is for names.
+    dropped = [name for name in merged if isinstance(name, str) and not keep(name)]
     for name in dropped:
         _warn_dropped(name)
         del merged[name]

@@ -18,10 +18,10 @@ from manifests import checkpoints as format
 from manifests.checkpoints import Typed
 from manifests.keys import run_part
 from s3_saver import records
-from s3_saver.bucket import Body, Deadline, Instant, Late, Listed, Now, Put, Stored, Work
+from s3_saver.bucket import Body, Deadline, Get, Instant, Late, Listed, Now, Put, Stored, Work
 from s3_saver.errors import ArchiveError, CheckpointConflictError, S3SaverError, StoreUnavailableError
 from s3_saver.operations.indexing import EVERY, write_index
-from s3_saver.operations.load import Loaded, assemble, fetch
+from s3_saver.operations.load import Loaded, assemble, checked_header, fetch
 from s3_saver.operations.put import get_parent, put, run_line
 from s3_saver.records import Composed, Draft
 from s3_saver.refs import Ref
@@ -100,12 +100,14 @@ async def _with_parent(
     ref = Ref(draft.ref.thread_id, draft.ref.namespace, draft.parent_id)
     key = shared.layout.checkpoint(ref.thread_id, ref.namespace, draft.parent_id)
     body = await get_parent(shared.layout, ref)
-    if body is not None:
+    found = None if body is None else format.decode_checkpoint(body.data, key=key)
+    if body is not None and found is not None and (parent is None or found.sha256 == parent.checkpoint.sha256):
         shared.cache.remember(key, body.data, now)
-        return draft, Parent(format.decode_checkpoint(body.data, key=key), now)
+        return draft, Parent(found, now)
     if parent is None:
         return draft, None
-    # Removed while we knew it. What it held for us is stored anew, from the nearest place that still has it.
+    # Removed while we knew it, or another one is in its place. What it held for us is stored anew, from the nearest
+    # place that still has it.
     return await _salvage(shared, serde, draft, parent.checkpoint, given), None
 
 
@@ -150,10 +152,12 @@ def _before(shared: Shared, draft: Draft, composed: Composed) -> list[Put]:
     puts = [Put(layout.value(thread_id, name), data) for name, data in composed.values.items()]
     folder = layout.thread(thread_id)
     name = layout.name(thread_id)
-    if name is not None and not shared.cache.marked(folder, None):
+    # What we once put may be gone: where a thread begins, another process may have deleted an older one of this id.
+    begins = draft.parent_id is None and not draft.ref.namespace
+    if name is not None and (begins or not shared.cache.marked(folder, None)):
         puts.append(Put(name, thread_id.encode()))
     run = _run(draft)
-    if run is not None and not shared.cache.marked(folder, run):
+    if run is not None and (begins or not shared.cache.marked(folder, run)):
         line = run_line(layout.thread_part(folder), run)
         puts += [Put(layout.marker(thread_id, run), line), Put(layout.run(thread_id, run), line)]
     return puts
@@ -191,18 +195,22 @@ async def _settled(
     shared: Shared, serde: SerializerProtocol, draft: Draft, composed: Composed, key: str, stored: Body
 ) -> bool:
     """Whether the checkpoint that is there is ours; False where it vanished meanwhile. Raises where it is another."""
-    theirs = await assemble(shared.layout, draft.ref.thread_id, key, stored, fetch(()))
-    if theirs is None:
+    whole = await assemble(shared.layout, draft.ref.thread_id, key, stored, lambda: fetch(()))
+    if whole is None and await Get(key) is None:
         return False
-    entries = composed.checkpoint.header.channels
-    wanted = [entries[name].value for name in records.unlike(composed, theirs.header) if name in entries]
+    header = checked_header(shared.layout, stored.data, key=key)
+    theirs = whole or Loaded(draft.ref, key, header, stored.data, {}, {})
+    unlike = records.unlike(composed, header)
+    wanted = [composed.checkpoint.header.channels[name].value for name in unlike]
     ours = await fetch(
         shared.layout.value(draft.ref.thread_id, name) for name in wanted if name and name not in composed.values
     )
     values = {
         found_key.rpartition("/")[2].removesuffix(".bin"): found.data for found_key, found in ours.items() if found
     }
-    if await Work(lambda: records.same_content(serde, composed, theirs, values), _size(composed, theirs)):
+    # Where large values went with a deleted thread, digests are all that is left to compare.
+    readable = not unlike or (whole is not None and len(values) == len(ours))
+    if readable and await Work(lambda: records.same_content(serde, composed, theirs, values), _size(composed, theirs)):
         return True
     raise CheckpointConflictError(
         f"storing {key}: checkpoint {draft.ref.checkpoint_id!r} of thread {draft.ref.thread_id!r}, namespace "

@@ -65,9 +65,9 @@ class _Walk:
         return self.target is not None and (not self.open or self.next_id is None or self.next_id in self.seen)
 
     @property
-    def cut(self) -> bool:
-        """Whether the path ends at a checkpoint that is not there, with channels still open."""
-        return bool(self.open) and self.next_id is not None and self.next_id not in self.seen
+    def broken(self) -> bool:
+        """Whether the path ends at an ancestor that is not there: it was pruned, or its thread is being deleted."""
+        return self.target is not None and not self.done
 
     def listed(self, keys: Sequence[Listed], more: bool) -> None:
         self.keys.extend(keys)
@@ -104,33 +104,40 @@ class _Walk:
 
 
 async def delta_history(layout: Layout, ref: Ref, channels: Sequence[str], *, ordered: bool = True) -> list[Ancestor]:
-    """The ancestors that matter to `channels`, nearest first; none where the target is not there.
+    """The ancestors that matter to `channels`, nearest first; none where the target is not there or being deleted.
 
     Rounds: the pages of the namespace's listing that were needed, and at most three. One more for each ancestor with
-    an id greater than the target's, one where headers are long.
+    an id greater than the target's, one where headers are long, one where an ancestor that matters is not there.
     """
     for _ in range(_ATTEMPTS_MAX):
         walk = _Walk(layout, ref, ordered, set(channels))
         if not await _begin(walk):
             return []
         await _find_path(walk)
-        ancestors, copying = await both(
-            every(_ancestor(walk, folder, seeds) for folder, seeds in walk.path),
-            Get(copying_in(layout.thread(ref.thread_id))) if walk.cut else _nothing(),
-        )
-        if copying is not None:
-            raise StoreUnavailableError(
-                f"reading the ancestors of a checkpoint of thread {ref.thread_id!r}: {walk.next_id!r} is not there, "
-                "since a copy into this thread has not ended; wait for it, or call copy_thread again to finish it"
-            )
+        ancestors = await every(_ancestor(walk, folder, seeds) for folder, seeds in walk.path)
         found = [ancestor for ancestor in ancestors if ancestor is not None]
+        vanished = len(found) < len(ancestors)
+        if (vanished or walk.broken) and await _explained(layout, ref, walk):
+            return []
         # Where an ancestor vanished since we saw it, the path that there is now is another one: look again.
-        if len(found) == len(ancestors):
+        if not vanished:
             return found
     raise StoreUnavailableError(
         f"reading the ancestors of a checkpoint of thread {ref.thread_id!r}: they were removed while they were read, "
         f"{_ATTEMPTS_MAX} times; try again when the prune or deletion has ended"
     )
+
+
+async def _explained(layout: Layout, ref: Ref, walk: _Walk) -> bool:
+    """Whether ancestors lack because the thread is being deleted. Raises where it is still being copied into."""
+    folder = layout.thread(ref.thread_id)
+    tombstone, copying = await both(Get(layout.deleted_in(folder)), Get(copying_in(folder)))
+    if copying is not None and tombstone is None:
+        raise StoreUnavailableError(
+            f"reading the ancestors of a checkpoint of thread {ref.thread_id!r}: {walk.next_id!r} is not there, since "
+            "a copy into this thread has not ended; wait for it, or call copy_thread again to finish it"
+        )
+    return tombstone is not None
 
 
 async def _find_path(walk: _Walk) -> None:
@@ -186,7 +193,8 @@ async def _stray(walk: _Walk, checkpoint_id: str) -> bool:
     """Fetch an ancestor that sorts before the target, where nothing was listed. False where it is not there."""
     folder = walk.folder(checkpoint_id)
     body, keys = await both(read_head(checkpoint_in(folder)), all_keys(folder))
-    if body is None:
+    # Listed without its object it was removed just then, and its writes may be as well.
+    if body is None or all(listed.key != checkpoint_in(folder) for listed in keys):
         return False
     walk.fetched[folder] = checked_header(walk.layout, body.data, key=checkpoint_in(folder)), body
     walk.batches[folder] = [listed.key for listed in keys if walk.layout.kind(listed.key) == "writes"]
@@ -216,5 +224,5 @@ async def _ancestor(walk: _Walk, folder: str, seeds: frozenset[str]) -> Ancestor
     whole = body if body.whole else await Get(key)
     if whole is None:
         return None
-    loaded = await assemble(walk.layout, walk.ref.thread_id, key, whole, fetch(walk.batches[folder]))
+    loaded = await assemble(walk.layout, walk.ref.thread_id, key, whole, lambda: fetch(walk.batches[folder]))
     return None if loaded is None else Ancestor(loaded, seeds)

@@ -14,7 +14,10 @@ _ATTEMPTS_MAX = 20
 
 
 async def get_tuple(layout: Layout, ref: Ref, *, ordered: bool = True) -> Loaded | None:
-    """Fetch the checkpoint, or None where there is none. Two rounds; one more for large values of the newest."""
+    """Fetch the checkpoint, or None where there is none. Two rounds; one more for large values of the newest.
+
+    By its id one more where it appears, or is removed, just then.
+    """
     if ref.checkpoint_id is not None:
         return await _by_id(layout, ref, ref.checkpoint_id)
     for _ in range(_ATTEMPTS_MAX):
@@ -36,7 +39,11 @@ async def _by_id(layout: Layout, ref: Ref, checkpoint_id: str) -> Loaded | None:
     folder = layout.folder(ref.thread_id, ref.namespace, checkpoint_id)
     key = checkpoint_in(folder)
     body, listed = await both(Get(key), all_keys(folder))
+    if body is not None and all(item.key != key for item in listed):
+        # It appeared, or was removed, between the two answers; then its writes may have been removed with it.
+        listed = await all_keys(folder)
+        body = body if any(item.key == key for item in listed) else None
     if body is None:
         return None
     batches = [item.key for item in listed if layout.kind(item.key) == "writes"]
-    return await assemble(layout, ref.thread_id, key, body, fetch(batches))
+    return await assemble(layout, ref.thread_id, key, body, lambda: fetch(batches))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from manifests.checkpoints import Typed
 from manifests.errors import CorruptObjectError
 from manifests.keys import Layout, decode, past
-from s3_saver.bucket import Get, both, every
+from s3_saver.bucket import Get, every
 from s3_saver.operations.get_tuple import get_tuple
 from s3_saver.operations.listing import Head, id_of_head, newest_first, newest_of, thread_heads, threads_page
 from s3_saver.operations.load import Loaded, load
@@ -153,15 +153,16 @@ def _heads_of(found: Index | list[Head]) -> list[Head]:
 
 
 async def thread_name(layout: Layout, folder: str) -> str | None:
-    """The id of the thread in `folder`: no round, or one where only its hash is in the key.
+    """The id of the thread in `folder`: no round, or one where only its hash is in the key, two where that is missing.
 
     None where the thread was deleted while another process still stored into it.
     """
     name = decode(layout.thread_part(folder))
     if name is not None:
         return name
-    stored, tombstone = await both(Get(layout.name_in(folder)), Get(layout.deleted_in(folder)))
-    if stored is None and tombstone is not None:
+    stored = await Get(layout.name_in(folder))
+    # Asked for together with the name, the tombstone could be looked for before it was put, the name after it went.
+    if stored is None and await Get(layout.deleted_in(folder)) is not None:
         return None
     if stored is None:
         raise CorruptObjectError(

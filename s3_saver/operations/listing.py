@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from manifests.keys import Layout, id_of, past
 from s3_saver.bucket import PAGE_KEYS_MAX, List, Listed
 
+# Most listings end with their first page, which is small. Those that go on get larger pages.
+_PAGE_GROWTH = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -53,13 +56,16 @@ async def newest_first(
 ) -> Heads:
     """The first `count` heads in the namespace `folder` that come after the key `after`.
 
-    One round where a page holds them. Each page full of orphaned writes, or of the last head's batches, is one more.
+    One round where a page holds them. Each page full of orphaned writes, or of the last head's batches, is one more;
+    pages grow, so that these are few.
     """
     if not ordered:
         return await _sorted(layout, folder, count=count, after=after)
     keys: list[Listed] = []
+    limit = _page_limit(count)
     while True:
-        page = await List(folder, after=after, limit=_page_limit(count))
+        page = await List(folder, after=after, limit=limit)
+        limit = min(PAGE_KEYS_MAX, limit * _PAGE_GROWTH)
         keys.extend(page.keys)
         heads = heads_of(layout, keys)
         if page.token is None:
@@ -68,9 +74,10 @@ async def newest_first(
         complete = [head for head in heads if head.folder != folder_of(last)]
         if len(complete) >= count:
             return Heads(tuple(complete[:count]), past(complete[count - 1].folder))
-        # A folder whose first key is no checkpoint object is orphaned: the rest of it need not be listed.
+        # A folder without a checkpoint object where that would have been listed is orphaned: its rest can be skipped.
         is_head = bool(heads) and heads[-1].folder == folder_of(last)
-        after = last if is_head or folder_of(last) == folder else past(folder_of(last))
+        orphaned = not is_head and layout.kind(last) == "writes"
+        after = past(folder_of(last)) if orphaned else last
 
 
 def _page_limit(count: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from manifests.checkpoints import HEADER_GUESS_BYTES, Header, decode_header, header_length
@@ -37,12 +37,13 @@ class Loaded:
 async def load(layout: Layout, thread_id: str, head: Head) -> Loaded | None:
     """Fetch a listed checkpoint; None where it was removed since. One round; one more where it has large values.
 
-    A checkpoint of a format below 4 that has a parent takes one more for the parent's listing and one for its writes.
+    A checkpoint of a format below 4 that has a parent takes one more for the parent's listing and one for its writes,
+    and one where the parent is not there.
     """
     body, batches = await both(Get(head.checkpoint.key), fetch(listed.key for listed in head.writes))
     if body is None:
         return None
-    return await assemble(layout, thread_id, head.checkpoint.key, body, _at_hand(batches))
+    return await assemble(layout, thread_id, head.checkpoint.key, body, lambda: _at_hand(batches))
 
 
 async def fetch(keys: Iterable[str]) -> dict[str, Body | None]:
@@ -56,15 +57,17 @@ async def _at_hand(fetched: dict[str, Body | None]) -> dict[str, Body | None]:
 
 
 async def assemble(
-    layout: Layout, thread_id: str, key: str, body: Body, fetching: Awaitable[dict[str, Body | None]]
+    layout: Layout, thread_id: str, key: str, body: Body, batches_of: Callable[[], Awaitable[dict[str, Body | None]]]
 ) -> Loaded | None:
-    """Fetch the rest of a checkpoint whose object is `body`, together with what `fetching` its writes still asks for.
+    """Fetch the rest of a checkpoint whose object is `body`, together with what `batches_of` its writes asks for.
 
     None where the checkpoint was removed since; raises `CorruptObjectError` where a part of it is lost.
     """
     header = checked_header(layout, body.data, key=key)
     large = [layout.value(thread_id, name) for name in header.values]
-    (values, sends), batches = await both(both(fetch(large), _sends(layout, thread_id, header)), fetching)
+    (values, sends), batches = await both(both(fetch(large), _sends(layout, thread_id, header)), batches_of())
+    if sends is not None and not sends.complete and await Get(key) is None:
+        return None
     missing = next((part for parts in (values, batches) for part, found in parts.items() if found is None), None)
     if missing is not None:
         await _explain(layout, thread_id, key, missing)
@@ -76,7 +79,7 @@ async def assemble(
         body=body.data,
         values={name: found.data for name, found in zip(header.values, values.values(), strict=True) if found},
         writes={name: found.data for name, found in batches.items() if found},
-        sends=sends,
+        sends=None if sends is None else sends.batches,
     )
 
 
@@ -102,15 +105,24 @@ async def _explain(layout: Layout, thread_id: str, key: str, missing: str) -> No
         )
 
 
-async def _sends(layout: Layout, thread_id: str, header: Header) -> Mapping[str, bytes] | None:
+@dataclass(frozen=True, slots=True)
+class _Sends:
+    """A parent's batches. Not `complete` where the parent is not there: pruned, or removed just then."""
+
+    batches: Mapping[str, bytes]
+    complete: bool
+
+
+async def _sends(layout: Layout, thread_id: str, header: Header) -> _Sends | None:
     """The parent's batches, where this checkpoint is so old that its sends are among them. Two rounds."""
     version = header.structure.get("v")
     if header.parent_id is None or not isinstance(version, int) or version >= _SENDS_IN_VALUES:
         return None
     keys = await all_keys(layout.folder(thread_id, header.namespace, header.parent_id))
     batches = await fetch(listed.key for listed in keys if layout.kind(listed.key) == "writes")
-    # A batch that vanished went with its checkpoint: then this one's sends are gone, as a pruned parent's are.
-    return {key: found.data for key, found in batches.items() if found}
+    there = any(layout.kind(listed.key) == "checkpoint" for listed in keys)
+    # Without its parent a checkpoint has no sends, unless it is being removed too: that is for the caller to see.
+    return _Sends({key: found.data for key, found in batches.items() if found}, there and all(batches.values()))
 
 
 async def read_header(layout: Layout, key: str) -> Header | None:

@@ -1,0 +1,70 @@
+"""Objects of a released format are read for ever, and give what they always gave."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from golden_objects import CHECKPOINTS, FOLDER, KEYS, VALUES, WRITES, made
+
+from manifests import check_digest, decode_checkpoint, decode_value, decode_writes
+
+# Never edit a line of these. A new format gets a folder, a list and a reader of its own.
+SHA256 = {
+    "smallest.checkpoint.msgpack": "a405b919818809424093f611d4eea95fbb05b0094d5c29b03fa806e31fc82739",
+    "full.checkpoint.msgpack": "13ab301568ff3851a093d02fff2b5c6d17916bce74b7e02665cbf181cf0f2ad9",
+    "document.value.bin": "0826466ae18d56f9b4ba1a2a495d0f9afd9d17fba0185a16978027d2f516878b",
+    "empty.value.bin": "f1a655e247f13c94638088a23bf275e554b3ea4c7984abe6f3ea08a63fb86a65",
+    "one.writes.parquet": "bf9b6f5dfb0c502b8a793c8d81f08f1d1d4680288298b630f2f1639a67775dbd",
+    "many.writes.parquet": "4490d3d6dcf40db12d8f6e85956733603c23f32fa1c6f84d4588e53f1cbdc22b",
+    "keys.json": "d079813d1d3363b035eb2c13bf48b3662fc6fb8f99cc1d5993cd0d55679f15d5",
+}
+
+
+def test_golden_files_never_change() -> None:
+    """Each file has the digest that it had when it was made, and none was added or lost."""
+    assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.iterdir()} == SHA256
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_checkpoints_give_what_they_gave(name: str) -> None:
+    """Header, payload and digest of a golden checkpoint object are the recorded ones."""
+    data = (FOLDER / name).read_bytes()
+    found = decode_checkpoint(data, key=name)
+    assert (found.header, found.payload) == (CHECKPOINTS[name].header, CHECKPOINTS[name].payload)
+    assert found.sha256 == bytes.fromhex(SHA256[name])
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_values_of_golden_checkpoints_have_their_digests(name: str) -> None:
+    """Every value of a golden checkpoint is found, inline or in its value object."""
+    found = decode_checkpoint((FOLDER / name).read_bytes(), key=name)
+    for channel, entry in found.header.channels.items():
+        data = VALUES["document.value.bin"] if entry.value else found.inline(entry)
+        assert len(check_digest(data, entry, channel=channel, key=name)) == entry.length
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_value_objects_give_what_they_gave(name: str) -> None:
+    """A golden value object gives the recorded bytes."""
+    assert decode_value((FOLDER / name).read_bytes(), key=name) == VALUES[name]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_give_what_they_gave(name: str) -> None:
+    """A golden writes batch gives the recorded rows."""
+    namespace, checkpoint_id, rows = WRITES[name]
+    data = (FOLDER / name).read_bytes()
+    assert decode_writes(data, key=name, namespace=namespace, checkpoint_id=checkpoint_id) == rows
+
+
+def test_keys_are_built_as_they_were() -> None:
+    """Every golden key is built again letter by letter; another spelling would lose what is stored."""
+    assert {name: build() for name, build in KEYS.items()} == json.loads((FOLDER / "keys.json").read_text("utf-8"))
+
+
+def test_todays_writer_makes_what_readers_of_the_golden_objects_know() -> None:
+    """Objects made now have the golden ones' beginnings; their bytes may differ with the compressor's release."""
+    for name, data in made().items():
+        assert data[:5] == (FOLDER / name).read_bytes()[:5]
