@@ -144,7 +144,7 @@ def _metadata(config: RunnableConfig, metadata: CheckpointMetadata, keep: Metada
     if keep is None:
         return merged
     # LangGraph's metadata may have keys that are no text; the filter is for names.
-    dropped = [name for name in merged if isinstance(name, str) and not keep(name)]
+    dropped = [name for name in cast(Mapping[Any, Any], merged) if isinstance(name, str) and not keep(name)]
     for name in dropped:
         _warn_dropped(name)
         del merged[name]
