@@ -119,7 +119,7 @@ async def delta_history(layout: Layout, ref: Ref, channels: Sequence[str], *, or
         vanished = len(found) < len(ancestors)
         if (vanished or walk.broken) and await _deleted(layout, ref, walk):
             return []
-        # Where an ancestor vanished since we saw it, or appeared, the path that there is now is another one: look again.
+        # Where an ancestor vanished or appeared since we looked, the path that there is now is another one: look again.
         if not vanished and not (walk.broken and await _appeared(walk)):
             return found
     raise StoreUnavailableError(
