@@ -122,6 +122,10 @@ class Archive:
                 assert not missing, f"writes of {point.place} were acknowledged"
         return seen
 
+    def sound(self, bucket: MemoryBucket) -> None:
+        """Asserts that all that can be seen is whole, and nothing acknowledged is missing."""
+        self.check(bucket)
+
     def _thread(self, saver: MemorySaver, thread: str) -> dict[tuple[str, str, str], CheckpointTuple]:
         bucket = saver.driver.bucket
         deleted = LAYOUT.deleted(thread) in bucket.objects

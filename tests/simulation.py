@@ -7,6 +7,7 @@ can come between.
 
     explore(make, node=check, end=check)     every order of the steps of all operations, from a new world each time
     sample(make, seeds, node=…, end=…)       seeded random orders, where every one would be too many
+    repeated(operation)                      the same with every put's first answer lost, what it asks repeated
     crashes(case), losses(case), failures(case)    one operation, attacked at each of its steps
 
 `explore` leaves out orders that differ only in swapping neighbours that cannot matter to each other (two reads, say),
@@ -20,7 +21,7 @@ reader may see of a bucket is stated once, in `reading.py`.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,17 +44,16 @@ class Step:
     place: tuple[str, int, int, int]
     request: Request[Any]
 
-    def __str__(self) -> str:
+    @property
+    def key(self) -> str:
+        """The key or prefix that the request is about; empty where it is about the bucket."""
         match self.request:
-            case Get(key) | Put(key):
-                what = key
-            case Delete(keys):
-                what = keys[0]
-            case List(prefix):
-                what = prefix
-            case _:
-                what = ""
-        return f"{self.place[0]}: {type(self.request).__name__} {what}".rstrip()
+            case Get(key) | Put(key) | Delete((key,)) | List(key):
+                return key
+        return ""
+
+    def __str__(self) -> str:
+        return f"{self.place[0]}: {type(self.request).__name__} {self.key}".rstrip()
 
 
 class Running:
@@ -183,6 +183,40 @@ def process(bucket: MemoryBucket, **settings: Any) -> MemorySaver:
 
 def copy_of(bucket: MemoryBucket) -> MemoryBucket:
     return MemoryBucket(bucket.ordered, bucket.clock_ms, dict(bucket.objects))
+
+
+class _Raw(Awaitable[list[Any]]):
+    """A round as it is."""
+
+    def __init__(self, round_: Round) -> None:
+        self.round = round_
+
+    def __await__(self) -> Generator[Round, list[Any], list[Any]]:
+        return (yield self.round)
+
+
+async def repeated(operation: Operation[Any]) -> Any:
+    """The operation's result, where the first answer for each key that it puts gets lost: the client repeats the put.
+
+    The repetition is a round of its own, so that anything may happen in between.
+    """
+    lost: set[str] = set()
+    try:
+        round_ = operation.send(None)  # type: ignore[arg-type]
+        while True:
+            answers = await _Raw(round_)
+            puts = [
+                index for index, request in enumerate(round_) if isinstance(request, Put) and request.key not in lost
+            ]
+            lost |= {round_[index].key for index in puts}  # type: ignore[attr-defined]
+            again = await _Raw(tuple(round_[index] for index in puts)) if puts else []
+            for index, answer in zip(puts, again, strict=True):
+                answers[index] = answer
+            round_ = operation.send(answers)
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        operation.close()
 
 
 Make = Callable[[], World]

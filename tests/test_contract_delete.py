@@ -58,7 +58,7 @@ def test_everything_goes(archive: Archive) -> None:
 def test_other_threads_stay(archive: Archive) -> None:
     """Threads whose names begin alike, or are alike but for case or coding, keep all that they have."""
     saver = archive.open()
-    others = ["t", "tt", "t1", "t/1", "T", "t%31", "", "1"]
+    others = ["t", "t1", "t10/", "T10", "t%310", ""]
     for name in (*others, "t10"):
         fill(saver, name, name)
     before = {key for key in archive.keys() if "thread_id=t10/" not in key and not key.endswith("/t10")}

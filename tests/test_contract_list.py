@@ -280,7 +280,7 @@ def test_saver_is_free_inside_the_loop(filled: Any) -> None:
 
 def test_abandoned_list(filled: Any) -> None:
     """A list that is left after one item leaks nothing and blocks nothing."""
-    for _ in range(20):
+    for _ in range(3):
         for item in filled.list(None):
             assert item.config
             break

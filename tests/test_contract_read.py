@@ -35,7 +35,7 @@ from savers import Server, async_saver, boto3_client
 
 from s3_saver import AsyncS3Saver, S3Saver
 
-THREADS = ["a", "a/b", "a|b", "a%2Fb", "A", "", " ", "~", "..", ".", "a=b", "é", "e\u0301", "🙂", "n" * 900]
+THREADS = ["a", "a/b", "a|b", "a%2Fb", "A", "", " ", "..", "é", "e\u0301", "🙂", "n" * 900]
 NAMESPACES = ["", "~", "n", "n:1", "n:1|m:2", "n/1", "N", "..", "__default__", "é", "n:" + "1" * 300]
 
 
@@ -89,7 +89,7 @@ def test_threads_are_isolated(archive: Archive) -> None:
         saver.delete_thread(name)
         assert saver.get_tuple(config(name)) is None
         left = THREADS[number + 1 :]
-        if number % 5 == 4:  # each check reads all that is left
+        if number % 4 == 3:  # each check reads all that is left
             assert [writes_at(saver, config(other)) for other in left] == [[("task", "name", x)] for x in left]
 
 

@@ -4,11 +4,14 @@ nothing is seen by halves.
 Each test says how many schedules it ran; `pytest -s tests/test_simulation.py` prints them.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.serde.types import TASKS
 from memory_saver import MemorySaver
 from reading import (
     LAYOUT,
@@ -24,7 +27,21 @@ from reading import (
     store_writes,
     writes_of,
 )
-from simulation import COUNTS, Case, Make, World, crashes, explore, failures, losses, process
+from simulation import (
+    COUNTS,
+    Case,
+    Check,
+    Make,
+    World,
+    copy_of,
+    crashes,
+    explore,
+    failures,
+    losses,
+    process,
+    repeated,
+    sample,
+)
 
 from s3_saver.bucket import Operation
 from s3_saver.drivers.memory import MemoryBucket
@@ -37,15 +54,20 @@ LONG = "thread with a long name " * 12
 A = Point("1", values={"messages": ["a"], "document": BIG, "log": ["seed"]}, run="run 1")
 # The child stores no `log`: that channel is rebuilt from the writes of its ancestors.
 B = A.child("2", values={"messages": ["a"], "document": BIG}, versions={"messages": 1, "document": 1, "log": 2})
-C = B.child("3", values={"messages": ["a", "c"], "document": BIG}, versions={"messages": 3, "document": 1, "log": 2})
-C = replace(C, new=("messages",))
+# Grandchildren: one changes a small value, one a large one, one makes a small value large as well.
+C = B.child("3", values={"messages": ["c"], "document": BIG}, versions={"messages": 3, "document": 1, "log": 2})
+D = replace(C, values={"messages": ["a"], "document": BIGGER}, versions={"messages": 1, "document": 3, "log": 2})
+E = replace(D, values={"messages": BIG, "document": BIGGER}, versions={"messages": 3, "document": 3, "log": 2})
+C, D, E = replace(C, new=("messages",)), replace(D, new=("document",)), replace(E, new=("document", "messages"))
 SUB = Point("1", values={"messages": ["sub"]}, ns="sub", run="run 1")
-WRITES = [("log", "w1"), ("messages", "m")]
-MORE = [("log", "w2")]
+
+# The writes that A and B have from the start, and those that come.
+WRITTEN = {("", "1"): [("log", "w1"), ("messages", "m")], ("", "2"): [("log", "w2")]}
+MORE = [("log", "more")]
 
 
 @pytest.fixture(autouse=True)
-def counted(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+def counted() -> Iterator[None]:
     """Prints how many schedules a test ran."""
     COUNTS.clear()
     yield
@@ -53,17 +75,21 @@ def counted(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
         print(f"{count:6} schedules: {name}")
 
 
-def moved(thread: str, *points: Point) -> list[Point]:
-    return [replace(point, thread=thread) for point in points]
+def moved(thread: str, *points: Point) -> tuple[Point, ...]:
+    return tuple(replace(point, thread=thread) for point in points)
+
+
+def written(point: Point) -> list[tuple[str, Any]]:
+    return WRITTEN.get((point.ns, point.id), [])
 
 
 def filled(bucket: MemoryBucket, *points: Point) -> MemorySaver:
-    """A thread with A and its writes, and `points`. The saver that stored them."""
+    """Stores `points`, A and B with their writes. The saver that stored them."""
     saver = process(bucket)
     for point in points:
         point.store(saver)
-        if point.id == A.id and not point.ns:
-            store_writes(saver, point, "task 1", WRITES)
+        if written(point):
+            store_writes(saver, point, "task 1", written(point))
     return saver
 
 
@@ -71,97 +97,81 @@ def archive(*points: Point, kept: tuple[Point, ...] = ()) -> Archive:
     """What may be seen of `points`, where `kept` were acknowledged before."""
     found = Archive(points=[*kept, *points], kept=list(kept))
     for point in found.points:
-        if point.id == A.id and not point.ns:
-            found.writes[point.place] = [writes_of("task 1", WRITES)]
-            found.kept_writes = [(kept_one, writes_of("task 1", WRITES)) for kept_one in kept if kept_one == point]
+        found.writes[point.place] = [writes_of("task 1", written(point))]
+    found.kept_writes = [(point, writes_of("task 1", written(point))) for point in kept]
     return found
 
 
 # One operation: crashes, lost answers, failures
 
 
-def _putting(name: str, before: tuple[Point, ...], point: Point, *, remembers: bool = False) -> Case:
-    allowed = archive(point, kept=before)
-    threads = {one.thread for one in allowed.points}
+def case_of(name: str, before: tuple[Point, ...], act: Callable[[MemorySaver], Operation[Any]], **how: Any) -> Case:
+    """A case where `before` is stored, and `act` runs in another process, or in one that remembers storing it."""
+    stored = MemoryBucket()
+    filled(stored, *before)
 
     def fill(bucket: MemoryBucket) -> MemorySaver:
-        saver = filled(bucket, *before)
-        return saver if remembers else process(bucket)
+        if how.get("remembers"):
+            return filled(bucket, *before)
+        bucket.objects.update(stored.objects)
+        return process(bucket)
 
-    return Case(name, fill, point.put, lambda bucket: _sound(allowed, bucket), lambda bucket: content(bucket, threads))
-
-
-def _sound(allowed: Archive, bucket: MemoryBucket) -> None:
-    allowed.check(bucket)
+    return Case(name, fill, act, how["allowed"].sound, how.get("content", content))
 
 
-def _writing(name: str, before: tuple[Point, ...], point: Point) -> Case:
-    allowed = archive(kept=before)
+def putting(name: str, before: tuple[Point, ...], point: Point, *, remembers: bool = False) -> Case:
+    allowed = archive(point, kept=before)
+    return case_of(
+        name,
+        before,
+        point.put,
+        allowed=allowed,
+        remembers=remembers,
+        content=lambda bucket: content(bucket, [point.thread]),
+    )
+
+
+def writing(name: str, point: Point) -> Case:
+    allowed = archive(kept=(A, B))
     allowed.writes.setdefault(point.place, []).append(writes_of("task 2", MORE))
 
-    def fill(bucket: MemoryBucket) -> MemorySaver:
-        filled(bucket, *before)
-        return process(bucket)
+    def seen(bucket: MemoryBucket) -> Any:
+        # A repeated call leaves a second batch with the same writes.
+        return content(bucket), {key.rpartition("/")[0] for key in keys_of(bucket, "writes")}
 
-    return Case(
-        name,
-        fill,
-        lambda saver: put_writes(saver, point, "task 2", MORE),
-        lambda bucket: _sound(allowed, bucket),
-        lambda bucket: (content(bucket), len({key.rpartition("/")[0] for key in keys_of(bucket, "writes")})),
-    )
+    act = partial(put_writes, point=point, task="task 2", writes=MORE)
+    return case_of(name, (A, B), act, allowed=allowed, content=seen)
 
 
-def _deleting(name: str, points: tuple[Point, ...]) -> Case:
-    thread = points[0].thread
-    allowed = archive(*points)
+def deleting(name: str, *points: Point) -> Case:
+    def left(bucket: MemoryBucket) -> list[str]:
+        return sorted(bucket.objects)
 
-    def fill(bucket: MemoryBucket) -> MemorySaver:
-        filled(bucket, *points)
-        return process(bucket)
-
-    return Case(
-        name,
-        fill,
-        lambda saver: saver._delete_thread(thread),
-        lambda bucket: _sound(allowed, bucket),
-        lambda bucket: sorted(bucket.objects),
-    )
+    return case_of(name, points, deletes(points[0].thread), allowed=archive(*points), content=left)
 
 
-def _setting_up() -> Case:
-    allowed = archive(A, kept=(A,))
+def deletes(thread: str = "thread") -> Callable[[MemorySaver], Operation[Any]]:
+    return lambda saver: saver._delete_thread(thread)
 
-    def fill(bucket: MemoryBucket) -> MemorySaver:
-        filled(bucket, A)
-        return process(bucket)
-
-    return Case("setup", fill, lambda saver: saver._setup(True), lambda bucket: _sound(allowed, bucket), content)
-
-
-D = replace(C, values={"messages": ["a"], "document": BIGGER}, versions={"messages": 1, "document": 3, "log": 2})
-D = replace(D, new=("document",))
-E = replace(D, values={"messages": BIG, "document": BIGGER}, versions={"messages": 3, "document": 3, "log": 2})
-E = replace(E, new=("document", "messages"))
 
 CASES = {
     case.name: case
     for case in (
-        _putting("put of a small checkpoint", (), Point("1", values={"messages": ["a"]})),
-        _putting("put, parent in memory", (A, B), C, remembers=True),
-        _putting("put, parent read", (A, B), C),
-        _putting("put of a large value", (A, B), D),
-        _putting("put of two large values", (A, B), E),
-        _putting("put in a new run", (A, B), replace(C, run="run 2")),
-        _putting("put of a new thread with a long name", (), *moved(LONG, A)),
-        _putting("put in a thread with a long name", tuple(moved(LONG, A, B)), *moved(LONG, D)),
-        _putting("put of a subgraph's first", (A,), SUB),
-        _writing("put_writes", (A, B), B),
-        _writing("put_writes before the checkpoint", (A, B), C),
-        _deleting("delete_thread", (A, B, SUB)),
-        _deleting("delete_thread with large values", (A, B, D)),
-        _deleting("delete_thread with a long name", tuple(moved(LONG, A, B))),
-        _setting_up(),
+        putting("put of a small checkpoint", (), Point("1", values={"messages": ["a"]})),
+        putting("put, parent in memory", (A, B), C, remembers=True),
+        putting("put, parent read", (A, B), C),
+        putting("put of a large value", (A, B), D),
+        putting("put of two large values", (A, B), E),
+        putting("put in a new run", (A, B), replace(C, run="run 2")),
+        putting("put of a new thread with a long name", (), *moved(LONG, A)),
+        putting("put in a thread with a long name", moved(LONG, A, B), *moved(LONG, D)),
+        putting("put of a subgraph's first", (A,), SUB),
+        writing("put_writes", B),
+        writing("put_writes before the checkpoint", C),
+        deleting("delete_thread", A, B, SUB),
+        deleting("delete_thread with large values", A, B, D),
+        deleting("delete_thread with a long name", *moved(LONG, A, B)),
+        case_of("setup", (A,), lambda saver: saver._setup(True), allowed=archive(kept=(A,))),
     )
 }
 each_case = pytest.mark.parametrize("name", CASES)
@@ -187,21 +197,30 @@ def test_failed_request(name: str) -> None:
 
 # Several operations at once
 
+Start = Callable[[MemorySaver], Operation[Any]]
 
-def world_of(*points: Point, start: Callable[[World], None], thread: str | None = None) -> Make:
-    """Worlds in which `points` are stored and the operations that `start` starts are under way."""
+
+def world_of(*before: Point, start: dict[str, Start], remembers: str = "") -> Make:
+    """Worlds in which `before` is stored and some operations begin, in that order.
+
+    Each is in a process of its own. The one that `remembers` is in that which stored what was there before.
+    """
+    stored = MemoryBucket()
+    filled(stored, *before)
 
     def make() -> World:
-        world = World()
-        filled(world.bucket, *points)
-        start(world)
+        world = World() if remembers else World(copy_of(stored))
+        saver = filled(world.bucket, *before) if remembers else None
+        for name, begin in start.items():
+            world.start(name, begin(saver if saver is not None and name == remembers else world.saver()))
         return world
 
     return make
 
 
-def run(name: str, make: Make, **checks: Any) -> int:
-    count = explore(make, **checks)
+def run(name: str, make: Make, allowed: Archive, end: Check) -> int:
+    """Every schedule, with what is visible sound after each step."""
+    count = explore(make, node=lambda world: allowed.sound(world.bucket), end=end)
     COUNTS[name] += count
     return count
 
@@ -211,121 +230,124 @@ def errors_of(world: World) -> dict[str, Exception]:
 
 
 PUT_TWICE = {
-    "small": (Point("1", values={"messages": ["a"]}), Point("1", values={"messages": ["b"]})),
-    "small child": (C, replace(C, values={"messages": ["other"], "document": BIG})),
-    "large": (D, replace(D, values={"messages": ["a"], "document": "other " * 60})),
-    "large against small": (D, replace(D, values={"messages": ["a"], "document": "other"})),
-    "new run": (replace(C, run="run 2"), replace(C, run="run 3")),
-    "with a value and without": (
-        A,
-        replace(A, values={"messages": ["a"], "log": ["seed"]}, versions=A.checkpoint["channel_versions"]),
-    ),
-    "other parent": (C, replace(C, parent="1", versions={"messages": 3, "document": 1, "log": 2})),
+    "small": ((), Point("1", values={"messages": ["a"]}), Point("1", values={"messages": ["b"]})),
+    "small child": ((A, B), C, replace(C, values={"messages": ["other"], "document": BIG})),
+    "large": ((A, B), D, replace(D, values={"messages": ["a"], "document": "other " * 60})),
+    "large against small": ((A, B), D, replace(D, values={"messages": ["a"], "document": "other"})),
+    "new run": ((A, B), replace(C, run="run 2"), replace(C, run="run 3")),
+    "other parent": ((A, B), C, replace(C, parent="1")),
+    "with a channel less": ((), A, replace(A, values={"log": ["seed"]}, versions={"messages": 1, "log": 1})),
 }
+each_pair = pytest.mark.parametrize("name", PUT_TWICE)
+lossy = pytest.mark.parametrize("lost", [False, True], ids=["", "answers lost"])
 
 
-@pytest.mark.parametrize("name", PUT_TWICE)
-def test_two_puts_of_the_same(name: str) -> None:
+def begun(operation: Start, lost: bool) -> Start:
+    return lambda saver: repeated(operation(saver)) if lost else operation(saver)
+
+
+@lossy
+@each_pair
+def test_two_puts_of_the_same(name: str, lost: bool) -> None:
     """Two processes put one checkpoint with the same content: both succeed, and there is one."""
-    point, _ = PUT_TWICE[name]
-    before = [one for one in (A, B) if point.parent is not None]
-    allowed = archive(point, kept=tuple(before))
-
-    def start(world: World) -> None:
-        for process_name in ("one", "two"):
-            world.start(process_name, point.put(world.saver()))
+    before, point, _ = PUT_TWICE[name]
+    allowed = archive(point, kept=before)
 
     def end(world: World) -> None:
         assert errors_of(world) == {}
         assert point.place in allowed.check(world.bucket)
 
-    count = run(
-        f"two puts of the same, {name}",
-        world_of(*before, start=start),
-        node=lambda w: _sound(allowed, w.bucket),
-        end=end,
-    )
-    assert count >= 2
+    make = world_of(*before, start={"one": begun(point.put, lost), "two": point.put})
+    assert run(f"two puts of the same, {name}", make, allowed, end) >= 2
 
 
-@pytest.mark.parametrize("name", PUT_TWICE)
-def test_two_puts_that_differ(name: str) -> None:
+@lossy
+@each_pair
+def test_two_puts_that_differ(name: str, lost: bool) -> None:
     """Two processes put one id with different content: one succeeds, the other learns of the conflict."""
-    points = dict(zip(("one", "two"), PUT_TWICE[name], strict=True))
-    before = [one for one in (A, B) if points["one"].parent is not None]
-    allowed = archive(*points.values(), kept=tuple(before))
+    before, *pair = PUT_TWICE[name]
+    points = dict(zip(("one", "two"), pair, strict=True))
+    allowed = archive(*pair, kept=before)
     winners = set()
 
-    def start(world: World) -> None:
-        for process_name, point in points.items():
-            world.start(process_name, point.put(world.saver()))
-
     def end(world: World) -> None:
-        (loser,) = errors_of(world)
-        assert isinstance(world.running[loser].error, CheckpointConflictError)
+        ((loser, error),) = errors_of(world).items()
+        assert isinstance(error, CheckpointConflictError)
         (winner,) = points.keys() - {loser}
         winners.add(winner)
-        point = points[winner]
-        assert same(allowed.check(world.bucket)[point.place], point)
+        assert same(allowed.check(world.bucket)[points[winner].place], points[winner])
 
-    run(
-        f"two puts that differ, {name}",
-        world_of(*before, start=start),
-        node=lambda w: _sound(allowed, w.bucket),
-        end=end,
-    )
+    start = {writer: begun(point.put, lost and writer == "one") for writer, point in points.items()}
+    run(f"two puts that differ, {name}", world_of(*before, start=start), allowed, end)
     assert winners == {"one", "two"}
 
 
 def test_put_of_parent_and_child() -> None:
     """A child that is put while its parent is stands on its own values where the parent is not there yet."""
-    points = {"parent": D, "child": replace(D, id="4", parent="3", new=())}
-    allowed = archive(*points.values(), kept=(A, B))
-
-    def start(world: World) -> None:
-        for process_name, point in points.items():
-            world.start(process_name, point.put(world.saver()))
+    child = replace(D, id="4", parent="3", new=())
+    allowed = archive(D, child, kept=(A, B))
 
     def end(world: World) -> None:
         assert errors_of(world) == {}
         assert len(allowed.check(world.bucket)) == 4
 
-    run("put of parent and child", world_of(A, B, start=start), node=lambda w: _sound(allowed, w.bucket), end=end)
+    run("put of parent and child", world_of(A, B, start={"parent": D.put, "child": child.put}), allowed, end)
 
 
 def test_put_and_its_writes() -> None:
     """Writes come before or after their checkpoint, and are there with it."""
     allowed = archive(D, kept=(A, B))
-    allowed.writes[D.place] = [writes_of("task 2", MORE), writes_of("task 3", MORE)]
-
-    def start(world: World) -> None:
-        world.start("put", D.put(world.saver()))
-        world.start("writes", put_writes(world.saver(), D, "task 2", MORE))
-        world.start("more", put_writes(world.saver(), D, "task 3", MORE))
+    allowed.writes[D.place] += [writes_of("task 2", MORE), writes_of("task 3", MORE)]
 
     def end(world: World) -> None:
         assert errors_of(world) == {}
         found = allowed.check(world.bucket)[D.place]
         assert found.pending_writes == [*writes_of("task 2", MORE), *writes_of("task 3", MORE)]
 
-    run("put and its writes", world_of(A, B, start=start), node=lambda w: _sound(allowed, w.bucket), end=end)
+    start = {task: partial(put_writes, point=D, task=task, writes=MORE) for task in ("task 2", "task 3")}
+    run("put and its writes", world_of(A, B, start={"put": D.put, **start}), allowed, end)
 
 
-def test_two_put_writes_of_the_same_task() -> None:
-    """Of two writes with one (task, idx) one stands, for every reader and for ever once both are stored."""
+@lossy
+@pytest.mark.parametrize("channel", ["log", "__error__"])
+def test_two_put_writes_of_the_same_task(channel: str, lost: bool) -> None:
+    """Of two writes with one (task, idx) one stands: the first, or the last where the channel is a special one.
+
+    Which came first is told by the clock that each process read when it began. Once both are stored it stands for
+    every reader and for ever.
+    """
     allowed = archive(kept=(A, B))
-    both_writes = [writes_of("task", [("log", name)]) for name in ("one", "two")]
-    allowed.writes[B.place] = both_writes
-
-    def start(world: World) -> None:
-        world.start("one", put_writes(world.saver(), B, "task", [("log", "one")]))
-        world.start("two", put_writes(world.saver(), B, "task", [("log", "two")]))
+    pair = [writes_of("task", [(channel, name)]) for name in ("one", "two")]
+    allowed.writes[B.place] += pair
+    standing = pair[channel == "__error__"]
 
     def end(world: World) -> None:
-        found = [process(world.bucket).get_tuple(B.config) for _ in range(2)]
-        assert all(one is not None and one.pending_writes == list(both_writes[0]) for one in found)
+        assert errors_of(world) == {}
+        for _ in range(2):
+            found = process(world.bucket).get_tuple(B.config)
+            assert found is not None
+            assert set(found.pending_writes or ()) == {*writes_of("task 1", written(B)), *standing}
 
-    run("two put_writes of one task", world_of(A, B, start=start), node=lambda w: _sound(allowed, w.bucket), end=end)
+    def start(value: str) -> Start:
+        return begun(partial(put_writes, point=B, task="task", writes=[(channel, value)]), lost)
+
+    make = world_of(A, B, start={"one": start("one"), "two": start("two")})
+    assert run("two put_writes of one task", make, allowed, end) >= 1
+
+
+def test_a_slow_clock_comes_after_what_it_has_read() -> None:
+    """A write stands against that of a process which read it before it wrote, however slow that one's clock is."""
+    bucket = MemoryBucket()
+    first = filled(bucket, A)
+    # The first process's clock is an hour fast.
+    first._shared.cache.saw((time.time_ns() + 3_600 * 10**9) // 1000)
+    store_writes(first, A, "task", [("log", "first")])
+    second = process(bucket)
+    second.get_tuple(A.config)
+    store_writes(second, A, "task", [("log", "second")])
+    found = process(bucket).get_tuple(A.config)
+    assert found is not None
+    assert [write for write in found.pending_writes or () if write[0] == "task"] == [("task", "log", "first")]
 
 
 # Deletion beside other operations
@@ -333,105 +355,114 @@ def test_two_put_writes_of_the_same_task() -> None:
 
 def deleted(world: World, thread: str = "thread") -> None:
     """Asserts that one more deletion leaves the tombstone alone."""
-    saver = world.saver()
-    saver.delete_thread(thread)
+    world.saver().delete_thread(thread)
     folder = LAYOUT.thread(thread)
     assert [key for key in world.bucket.objects if key.startswith(folder)] == [LAYOUT.deleted(thread)]
 
 
-def _deletion(*others: Callable[[World], None], thread: str = "thread") -> Callable[[World], None]:
-    def start(world: World) -> None:
-        world.start("delete", world.saver()._delete_thread(thread))
-        for other in others:
-            other(world)
-
-    return start
-
-
+# What is there, what is put, and whether the process that puts it has stored, and remembers, what is there.
 PUT_AND_DELETE = {
     "small": ((A,), C, False),
     "small, in memory": ((A, B), C, True),
     "large": ((A, B), D, False),
     "large, in memory": ((A, B), D, True),
     "new run": ((A, B), replace(C, run="run 2"), True),
-    "long name": (tuple(moved(LONG, A)), moved(LONG, replace(C, parent="1"))[0], True),
-    "long name, new lineage": (tuple(moved(LONG, B)), moved(LONG, A)[0], False),
+    "long name": (moved(LONG, A), *moved(LONG, replace(C, parent="1")), True),
+    "long name, new lineage": (moved(LONG, replace(B, run=None)), *moved(LONG, replace(A, run=None)), False),
     "first of the thread": ((), A, False),
+    "again": ((A, B), B, False),
 }
 
 
+@lossy
 @pytest.mark.parametrize("name", PUT_AND_DELETE)
-def test_put_and_delete(name: str) -> None:
-    """Whatever a put leaves in a thread that is being deleted reads whole or as deleted, and the next deletion ends it."""
+def test_put_and_delete(name: str, lost: bool) -> None:
+    """What a put leaves in a thread that is being deleted reads whole or as deleted; the next deletion removes it."""
     before, point, remembers = PUT_AND_DELETE[name]
     allowed = archive(*before, point)
-
-    def make() -> World:
-        world = World()
-        saver = filled(world.bucket, *before)
-        world.start("put", point.put(saver if remembers else world.saver()))
-        world.start("delete", world.saver()._delete_thread(point.thread))
-        return world
 
     def end(world: World) -> None:
         assert errors_of(world) == {}
         allowed.check(world.bucket)
         deleted(world, point.thread)
 
-    run(f"put and delete, {name}", make, node=lambda w: _sound(allowed, w.bucket), end=end)
+    start = {"put": begun(point.put, lost), "delete": deletes(point.thread)}
+    make = world_of(*before, start=start, remembers="put" if remembers else "")
+    run(f"put and delete, {name}", make, allowed, end)
 
 
 def test_put_writes_and_delete() -> None:
     """Writes that arrive in a thread that is being deleted are not seen, and the next deletion removes them."""
     allowed = archive(A, B)
-    allowed.writes[B.place] = [writes_of("task 2", MORE)]
+    allowed.writes[B.place].append(writes_of("task 2", MORE))
 
     def end(world: World) -> None:
         assert errors_of(world) == {}
         deleted(world)
 
-    start = _deletion(lambda world: void(world.start("writes", put_writes(world.saver(), B, "task 2", MORE))))
-    run("put_writes and delete", world_of(A, B, start=start), node=lambda w: _sound(allowed, w.bucket), end=end)
+    start = {"writes": partial(put_writes, point=B, task="task 2", writes=MORE), "delete": deletes()}
+    run("put_writes and delete", world_of(A, B, start=start), allowed, end)
 
 
 def test_two_deletes() -> None:
     """Two deletions of one thread both succeed and leave nothing but the tombstone."""
-    allowed = archive(A, B)
 
     def end(world: World) -> None:
         assert errors_of(world) == {}
         assert list(world.bucket.objects) == [LAYOUT.deleted("thread")]
 
-    start = _deletion(lambda world: void(world.start("again", world.saver()._delete_thread("thread"))))
-    run("two deletes", world_of(A, start=start), node=lambda w: _sound(allowed, w.bucket), end=end)
+    small = replace(A, values={"messages": ["a"]}, run=None)
+    make = world_of(small, start={"one": deletes(), "two": deletes()})
+    run("two deletes", make, archive(small), end)
 
 
-def void(_: Any) -> None:
-    pass
+def test_a_thread_begun_anew_has_its_name() -> None:
+    """A process that has put a thread's name and markers puts them again when the thread begins anew."""
+    bucket = MemoryBucket()
+    first, *_ = points = moved(LONG, A, B)
+    saver = filled(bucket, *points)
+    process(bucket).delete_thread(LONG)
+    renewed = replace(first, id="4")
+    renewed.store(saver)
+    archive(kept=(renewed,)).check(bucket)
+    assert len(keys_of(bucket, "name", "run", "marker")) == 3
+    assert [place_of(item) for item in process(bucket).list(None)] == [renewed.place]
 
 
 # Readers beside writers
 
-Read = Callable[[MemorySaver], Operation[Any]]
+Read = Callable[[MemorySaver, str], Operation[Any]]
 
 READS: dict[str, Read] = {
-    "newest": lambda saver: saver._get_tuple(config_of("thread")),
-    "by id": lambda saver: saver._get_tuple(B.config),
-    "by id, with writes": lambda saver: saver._get_tuple(A.config),
-    "list": lambda saver: listed(saver, config_of("thread")),
-    "list all namespaces": lambda saver: listed(saver, config_of("thread", None)),
-    "list all threads": lambda saver: listed(saver, None),
-    "list with a filter": lambda saver: listed(saver, config_of("thread"), filter={"step": 1}),
-    "history": lambda saver: saver._delta_history(B.config, ["log"]),
-    "history of the newest": lambda saver: saver._delta_history(config_of("thread"), ["log"]),
+    "newest": lambda saver, thread: saver._get_tuple(config_of(thread)),
+    "by id": lambda saver, thread: saver._get_tuple(config_of(thread, "", "2")),
+    "by id, the first": lambda saver, thread: saver._get_tuple(config_of(thread, "", "1")),
+    "list": lambda saver, thread: listed(saver, config_of(thread)),
+    "list all namespaces": lambda saver, thread: listed(saver, config_of(thread, None)),
+    "list all threads": lambda saver, thread: listed(saver, None),
+    "list with a filter": lambda saver, thread: listed(saver, config_of(thread), filter={"step": 1}),
+    "history": lambda saver, thread: saver._delta_history(config_of(thread, "", "3"), ["log"]),
+    "history of the newest": lambda saver, thread: saver._delta_history(config_of(thread), ["log"]),
 }
 each_read = pytest.mark.parametrize("name", READS)
+SMALL = replace(A, values={"messages": ["a"], "log": ["seed"]}, run=None)
+SMALL_CHILD = SMALL.child("2", values={"messages": ["a"]}, versions={"messages": 1, "log": 2})
+CHAIN = (SMALL, SMALL_CHILD, SMALL_CHILD.child("3"))
+# `log` as it is rebuilt for the third of the chain, for the second, and for the first.
+HISTORIES = (
+    {"seed": ["seed"], "writes": [("task 1", "log", "w1"), ("task 1", "log", "w2")]},
+    {"seed": ["seed"], "writes": [("task 1", "log", "w1")]},
+    {"writes": []},
+)
 
 
-def whole(result: Any, allowed: Archive) -> None:
-    """Asserts that what a read returned is whole: nothing, or a checkpoint with all its writes."""
-    found = result if isinstance(result, list) else [] if result is None else [result]
-    for one in found:
+def check_read(name: str, world: World, allowed: Archive) -> None:
+    """Asserts that what a read returned is whole: a checkpoint with all its writes, or nothing."""
+    result = world.running["read"].result
+    if name.startswith("history"):
+        assert result["log"] in (HISTORIES if name.endswith("newest") else (HISTORIES[0], HISTORIES[2]))
+        return
+    for one in result if isinstance(result, list) else [] if result is None else [result]:
         allowed.check_one(one)
         for point, writes in allowed.kept_writes:
             if point.place == place_of(one):
@@ -439,47 +470,91 @@ def whole(result: Any, allowed: Archive) -> None:
 
 
 @each_read
-@pytest.mark.parametrize("name_of_thread", ["thread", LONG], ids=["short", "long"])
-def test_read_and_delete(name: str, name_of_thread: str) -> None:
+@pytest.mark.parametrize("thread", ["thread", LONG], ids=["short", "long"])
+def test_read_and_delete(name: str, thread: str) -> None:
     """A read beside a deletion sees a checkpoint whole or not at all; never an error, never half of it."""
-    points = moved(name_of_thread, A, B)
-    allowed = archive(kept=tuple(points))
-    complete = {"writes": [("task 1", "log", "w1")], "seed": ["seed"]}
-
-    def start(world: World) -> None:
-        reader = world.saver()
-        with_name = _RenamedReader(reader, name_of_thread)
-        world.start("read", READS[name](with_name))  # type: ignore[arg-type]
-        world.start("delete", world.saver()._delete_thread(name_of_thread))
+    if thread == LONG and name != "list all threads":
+        pytest.skip("only a listing of all threads looks for a thread's name")
+    points = moved(thread, *(CHAIN if "history" in name else (A, B)))
+    allowed = archive(kept=points)
 
     def end(world: World) -> None:
         assert errors_of(world) == {}
+        check_read(name, world, allowed)
+
+    make = world_of(*points, start={"read": lambda saver: READS[name](saver, thread), "delete": deletes(thread)})
+    COUNTS[f"read {name} and delete"] += explore(make, end=end)
+
+
+@each_read
+def test_read_and_put(name: str) -> None:
+    """A read beside a put sees the new checkpoint whole or not at all, and what was there before in any case."""
+    points, point = (CHAIN[:2], CHAIN[2]) if "history" in name else ((A, B), D)
+    allowed = archive(point, kept=points)
+
+    def end(world: World) -> None:
+        assert errors_of(world) == {}
+        check_read(name, world, allowed)
         result = world.running["read"].result
-        if name.startswith("history"):
-            assert result["log"] in (complete, {"writes": []})
-        else:
-            whole(result, allowed)
+        if name.startswith("list"):
+            assert {place_of(one) for one in result} >= {one.place for one in points}
+        assert result is not None
 
-    run(f"read {name} and delete", world_of(*points, start=start), end=end)
+    make = world_of(*points, start={"read": lambda saver: READS[name](saver, "thread"), "put": point.put})
+    run(f"read {name} and put", make, allowed, end)
 
 
-class _RenamedReader:
-    """Calls a saver's operations for another thread."""
+def test_read_of_an_old_format_and_delete() -> None:
+    """A checkpoint of a format below 4 is read with the sends on its parent, or not at all.
 
-    def __init__(self, saver: MemorySaver, thread: str) -> None:
-        self.saver, self.thread = saver, thread
+    Only while a deletion removes one checkpoint after another may a child outlive its parent, and its sends.
+    """
+    parent = Point("1", values={"messages": ["a"]}, v=3)
+    child = parent.child("2")
+    sends = ["send 1", "send 2"]
+    stored = MemoryBucket()
+    saver = process(stored)
+    parent.store(saver)
+    store_writes(saver, parent, "task", [(TASKS, send) for send in sends])
+    child.store(saver)
 
-    def _renamed(self, config: Any) -> Any:
-        return config and {"configurable": config["configurable"] | {"thread_id": self.thread}}
+    def make() -> World:
+        world = World(copy_of(stored))
+        world.start("read", world.saver()._get_tuple(child.config))
+        world.start("delete", world.saver()._delete_thread("thread"))
+        return world
 
-    def _get_tuple(self, config: Any) -> Any:
-        return self.saver._get_tuple(self._renamed(config))
+    def end(world: World) -> None:
+        assert errors_of(world) == {}
+        found = world.running["read"].result
+        if found is not None and found.checkpoint["channel_values"].get(TASKS) != sends:
+            trace = [(step.place[0], type(step.request).__name__, LAYOUT.kind(step.key)) for step in world.trace]
+            last_read = max(number for number, step in enumerate(trace) if step[0] == "read")
+            assert trace[:last_read].count(("delete", "Delete", "checkpoint")) == 1
 
-    def _delta_history(self, config: Any, channels: Any) -> Any:
-        return self.saver._delta_history(self._renamed(config), channels)
+    COUNTS["read of an old format and delete"] += explore(make, end=end)
 
-    def _listing(self, config: Any, filter: Any, before: Any) -> Any:
-        return self.saver._listing(self._renamed(config), filter, before)
 
-    def _page(self, listing: Any, left: Any) -> Any:
-        return self.saver._page(listing, left)
+@pytest.mark.parametrize("name", ["newest", "list all threads", "history of the newest"])
+def test_many_at_once(name: str) -> None:
+    """Two puts, writes, a deletion and a read in one thread, in random orders."""
+    points = CHAIN if "history" in name else (A, B, SUB)
+    one, two = replace(D, id="5", parent="2"), replace(E, id="6", parent="2", run="run 3")
+    allowed = archive(*points, one, two)
+    allowed.writes[one.place].append(writes_of("task 2", MORE))
+    start = {
+        "put": begun(one.put, True),
+        "other put": two.put,
+        "writes": partial(put_writes, point=one, task="task 2", writes=MORE),
+        "delete": deletes(),
+        "read": lambda saver: READS[name](saver, "thread"),
+    }
+
+    def end(world: World) -> None:
+        assert errors_of(world) == {}
+        allowed.check(world.bucket)
+        if not name.startswith("history"):
+            check_read(name, world, allowed)
+        deleted(world)
+
+    COUNTS[f"many at once, {name}"] += sample(world_of(*points, start=start, remembers="put"), range(100), end=end)
