@@ -26,7 +26,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from manifests.keys import clock_of
-from s3_saver import records, saving
+from s3_saver import reading, records, saving
 from s3_saver.bucket import Now, Work, every
 from s3_saver.commits import Rows
 from s3_saver.configs import accept_by, config_of, query_of, ref_of, rule_of, texts_of, thread_id_of
@@ -103,15 +103,15 @@ class Flows(BaseCheckpointSaver[str]):
                 self._shared.cache.saw(clock_of(max(item.writes)))
         first = self.get_next_version(None)
         size = sum(item.size + _DECODE_BYTES for item in loaded)
-        return await Work(lambda: [records.tuple_of(serde, item, first) for item in loaded], size)
+        return await Work(lambda: [reading.tuple_of(serde, item, first) for item in loaded], size)
 
     def _listing(
         self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None
     ) -> Listing:
         serde = self.serde
         query = query_of(config, filter=filter, before=before)
-        accept = accept_by(filter, lambda *about: records.metadata_of(serde, *about))
-        describe = records.describer(serde)
+        accept = accept_by(filter, lambda *about: reading.metadata_of(serde, *about))
+        describe = reading.describer(serde)
         return Listing(self._shared.layout, replace(query, accept=accept), describe, self._shared.ordered)
 
     async def _page(self, listing: Listing, left: int | None) -> list[CheckpointTuple] | None:
@@ -131,7 +131,7 @@ class Flows(BaseCheckpointSaver[str]):
         ref = ref_of(config)
         ancestors = await delta_history(self._shared.layout, ref, names, ordered=self._shared.ordered)
         size = sum(ancestor.loaded.size + _DECODE_BYTES for ancestor in ancestors)
-        return await Work(lambda: records.histories_of(serde, ancestors, names), size)
+        return await Work(lambda: reading.histories_of(serde, ancestors, names), size)
 
     # Writing
 
@@ -189,8 +189,8 @@ class Flows(BaseCheckpointSaver[str]):
                 layout,
                 folder,
                 wanted,
-                records.describer(serde),
-                records.run_of(serde),
+                reading.describer(serde),
+                reading.run_of(serde),
                 grace_seconds=GRACE.total_seconds(),
                 uniques=_uniques(),
             )
@@ -263,7 +263,7 @@ class Flows(BaseCheckpointSaver[str]):
 
     @property
     def _describer(self) -> Describe:
-        return records.describer(self.serde)
+        return reading.describer(self.serde)
 
     async def _tend(self, found: Index) -> None:
         """Index what a reader had to read from headers. Reading is what was asked, so a failure is only noted."""

@@ -17,7 +17,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from manifests import checkpoints as format
 from manifests.checkpoints import Typed
 from manifests.keys import run_part
-from s3_saver import records
+from s3_saver import comparing, reading, records
 from s3_saver.bucket import Body, Deadline, Get, Instant, Late, Listed, Now, Put, Stored, Work
 from s3_saver.errors import ArchiveError, CheckpointConflictError, S3SaverError, StoreUnavailableError
 from s3_saver.operations.indexing import EVERY, write_index
@@ -167,7 +167,7 @@ async def _index(
     shared: Shared, serde: SerializerProtocol, draft: Draft, composed: Composed, key: str, stored: Stored
 ) -> None:
     """Keep the checkpoint's row, and index the last ones where it is their turn."""
-    describe = records.describer(serde)
+    describe = reading.describer(serde)
     header, size = composed.checkpoint.header, len(composed.body)
     row = describe(header, Listed(key, size, stored.etag, 0), Body(composed.body, size, stored.etag))
     rows = shared.cache.add_row(shared.layout.namespace(draft.ref.thread_id, draft.ref.namespace), row, EVERY)
@@ -200,7 +200,7 @@ async def _settled(
         return False
     header = checked_header(shared.layout, stored.data, key=key)
     theirs = whole or Loaded(draft.ref, key, header, stored.data, {}, {})
-    unlike = records.unlike(composed, header)
+    unlike = comparing.unlike(composed, header)
     wanted = [composed.checkpoint.header.channels[name].value for name in unlike]
     ours = await fetch(
         shared.layout.value(draft.ref.thread_id, name) for name in wanted if name and name not in composed.values
@@ -210,7 +210,9 @@ async def _settled(
     }
     # Where large values went with a deleted thread, digests are all that is left to compare.
     readable = not unlike or (whole is not None and len(values) == len(ours))
-    if readable and await Work(lambda: records.same_content(serde, composed, theirs, values), _size(composed, theirs)):
+    if readable and await Work(
+        lambda: comparing.same_content(serde, composed, theirs, values), _size(composed, theirs)
+    ):
         return True
     raise CheckpointConflictError(
         f"storing {key}: checkpoint {draft.ref.checkpoint_id!r} of thread {draft.ref.thread_id!r}, namespace "

@@ -79,7 +79,7 @@ async def _copy(
     layout: Layout, found: Index, there: Survey, source: str, target: str, grace_ms: int, uniques: Iterator[str]
 ) -> None:
     folder = layout.thread(target)
-    line = {"source": layout.thread_part(found.survey.folder), "began_ms": found.survey.now_ms}
+    line = {"format": 1, "source": layout.thread_part(found.survey.folder), "began_ms": found.survey.now_ms}
     await Put(copying_in(folder), json.dumps(line).encode() + b"\n")
     names = list(_names(layout, found.survey, target))
     if names:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from manifests.keys import Layout
 from s3_saver.bucket import Listed, Put
 from s3_saver.errors import StoreUnavailableError
@@ -28,7 +30,7 @@ async def delete_thread(layout: Layout, thread_id: str, *, grace_ms: int) -> Non
             refuse_leftovers((await delete_keys([tombstone])).failed, f"deleting {folder}")
         return
     # From here on a value that is missing means that its thread was deleted, not that it was lost.
-    await Put(tombstone, f'{{"deleted_ms": {now_ms}}}\n'.encode())
+    await Put(tombstone, json.dumps({"format": 1, "deleted_ms": now_ms}).encode() + b"\n")
     for _ in range(_SWEEPS_MAX):
         await _sweep(layout, thread_id, [item for item in listed if item.key != tombstone])
         listed = await all_keys(folder)
