@@ -13,6 +13,8 @@ from s3_saver.operations.load import Loaded
 from s3_saver.reading import raw_value
 from s3_saver.records import Composed, dump
 
+_PLAIN = JsonPlusSerializer()
+
 
 def unlike(ours: Composed, theirs: Header) -> list[str]:
     """Channels whose bytes differ; only their values need to be looked at."""
@@ -58,6 +60,3 @@ def _same(serde: SerializerProtocol, one: Typed, other: Typed) -> bool:
         return dump(_PLAIN, first) == dump(_PLAIN, second) or bool(first == second)
     except (TypeError, ValueError):
         return False
-
-
-_PLAIN = JsonPlusSerializer()
