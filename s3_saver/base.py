@@ -32,7 +32,7 @@ from manifests.keys import clock_of
 from s3_saver import records, saving
 from s3_saver.bucket import Now, Operation, Work
 from s3_saver.commits import Rows
-from s3_saver.configs import accept_by, config_of, query_of, ref_of, thread_id_of
+from s3_saver.configs import accept_by, config_of, limit_of, query_of, ref_of, thread_id_of
 from s3_saver.errors import ArchiveError, S3SaverError
 from s3_saver.operations.delete_thread import delete_thread
 from s3_saver.operations.delta_history import delta_history
@@ -151,7 +151,7 @@ class SaverBase(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Yield checkpoints, newest first in each thread. Nothing is held between two of them."""
-        left = limit
+        left = limit_of(limit)
         listing = self._listing(config, filter, before)
         while left is None or left > 0:
             page = self._noted_run("list", config, self._page(listing, left))
@@ -196,7 +196,7 @@ class SaverBase(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """Yield checkpoints, newest first in each thread. Nothing is held between two of them."""
-        left = limit
+        left = limit_of(limit)
         listing = self._listing(config, filter, before)
         while left is None or left > 0:
             page = await self._noted_arun("list", config, self._page(listing, left))

@@ -285,13 +285,17 @@ def pause_seconds(attempt: int) -> float:
 # Deadlines
 
 
+_UNIQUE_ID = "s3-saver-deadline"
+
+
 def watch_deadlines(events: Any) -> None:
     """Make the client whose `events` these are look at a put's deadline before it signs, retries included."""
-    events.register_first("request-created.s3.PutObject", _check_deadline, unique_id="s3-saver-deadline")
+    # Counted: savers may share a client, and one that is closed must not take the check from the others.
+    events.register_first("request-created.s3.PutObject", _check_deadline, _UNIQUE_ID, unique_id_uses_count=True)
 
 
 def ignore_deadlines(events: Any) -> None:
-    events.unregister("request-created.s3.PutObject", unique_id="s3-saver-deadline")
+    events.unregister("request-created.s3.PutObject", unique_id=_UNIQUE_ID, unique_id_uses_count=True)
 
 
 @contextmanager
