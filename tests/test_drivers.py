@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import pytest
 from aiobotocore.session import AioSession
-from savers import Server
+from savers import Server, boto3_client
 from scripted_store import Asked, Reply, ScriptedStore, refusal
 from slow_proxy import SlowProxy
 
@@ -59,8 +61,12 @@ both_colours = pytest.mark.parametrize("colour", ["boto3", "aiobotocore"])
 
 CONCURRENCY = 8
 
+_SETTINGS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE")
 
-def _session(colour: str) -> Any:
+
+@cache
+def _session(colour: str, *_: str) -> Any:
+    """A session, one for all tests with the same credentials: it keeps what it found in the environment."""
     if colour == "aiobotocore":
         return AioSession()
     import aioboto3
@@ -79,7 +85,7 @@ async def opened(
     if colour == "boto3":
         driver = BotoDriver(lambda: make_boto3_client(connection, concurrency), owned=True, **common)
     else:
-        session = _session(colour)
+        session = _session(colour, *(os.environ.get(name, "") for name in _SETTINGS))
         driver = AioDriver(lambda: open_async_client(session, connection, concurrency), **common)
     try:
         yield driver
@@ -124,6 +130,15 @@ async def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         yield MemoryDriver()
         return
     server = request.getfixturevalue(SERVERS[name])
+    if colour == "boto3":
+        # One client for all tests, since making one takes long.
+        client, extra = boto3_client(server), {}
+        made = BotoDriver(
+            lambda: client, owned=False, bucket=server.bucket, put_extra_args=extra, max_concurrency=CONCURRENCY
+        )
+        yield made
+        made.close()
+        return
     enter(monkeypatch, server.access_key, server.secret_key)
     async with opened(colour, server.endpoint_url, server.bucket) as made:
         yield made
@@ -610,29 +625,37 @@ async def test_wrong_configuration(colour: str, keys: None, monkeypatch: pytest.
 # What passes by itself
 
 
+FAULTS: dict[str, Callable[[SlowProxy, str], None]] = {
+    "503": lambda proxy, op: proxy.fail(op=op, status=503),
+    "500": lambda proxy, op: proxy.fail(op=op, status=500),
+    "409": lambda proxy, op: proxy.fail(op=op, status=409),
+    "lost": lambda proxy, op: proxy.lose_answer(op=op),
+}
+OPERATIONS = ("PutObject", "GetObject", "ListObjectsV2", "DeleteObjects", "HeadBucket")
+
+
 @every_colour
 async def test_passing_trouble_is_retried(colour: str, seaweed_keys: Server, prefix: str) -> None:
     """A refusal to serve, a conflict of two puts and a lost answer are tried again, each for every kind of request."""
-    faults: list[Callable[[SlowProxy, str], None]] = [
-        lambda proxy, op: proxy.fail(op=op, status=503),
-        lambda proxy, op: proxy.fail(op=op, status=500),
-        lambda proxy, op: proxy.fail(op=op, status=409),
-        lambda proxy, op: proxy.lose_answer(op=op),
-    ]
-    with SlowProxy(seaweed_keys.endpoint_url, latency_ms=0) as proxy:
-        async with opened(colour, proxy.url, seaweed_keys.bucket) as driver:
-            for number, fault in enumerate(faults):
-                key = f"{prefix}/{number}"
-                for op in ("PutObject", "GetObject", "ListObjectsV2", "DeleteObjects", "HeadBucket"):
-                    fault(proxy, op)
-                assert isinstance(await ask(driver, Put(key, b"x")), Stored)
-                assert (await ask(driver, Get(key))) is not None
-                assert len((await ask(driver, List(key))).keys) == 1
-                await ask(driver, Delete((key,)))
-                assert await ask(driver, HeadBucket()) is True
-                assert await ask(driver, Get(key)) is None
-        counts = proxy.operations()
-        assert counts["PutObject"] == counts["DeleteObjects"] == counts["ListObjectsV2"] == 2 * len(faults)
+
+    async def life_of(key: str) -> None:
+        assert isinstance(await Put(key, b"x"), Stored)
+        assert (await Get(key)) is not None
+        assert len((await List(key)).keys) == 1
+        await Delete((key,))
+        assert await HeadBucket() is True
+        assert await Get(key) is None
+
+    async def under(fault: str) -> None:
+        with SlowProxy(seaweed_keys.endpoint_url, latency_ms=0) as proxy:
+            for op in OPERATIONS:
+                FAULTS[fault](proxy, op)
+            async with opened(colour, proxy.url, seaweed_keys.bucket) as driver:
+                await driver.arun(life_of(f"{prefix}/{fault}"))
+            counts = proxy.operations()
+            assert counts == dict.fromkeys(OPERATIONS, 2) | {"GetObject": 3}
+
+    await asyncio.gather(*(under(fault) for fault in FAULTS))
 
 
 @every_colour

@@ -77,7 +77,10 @@ class AioDriver:
             opening = self._opening.pop(asyncio.get_running_loop(), None)
         if opening is None:
             return
-        connection = await opening
+        try:
+            connection = await opening
+        except Exception:
+            return  # it was never open, and whoever asked for it was told why
         if connection.lifetime is None:
             s3.ignore_deadlines(connection.client.meta.events)
         else:
