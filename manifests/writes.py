@@ -26,6 +26,7 @@ _PLAIN: dict[str, Any] = {
     "use_dictionary": False,
     "write_statistics": False,
     "store_schema": False,
+    "write_page_checksum": True,
 }
 
 

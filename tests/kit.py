@@ -71,7 +71,11 @@ class Put(NamedTuple):
 
 
 def checkpoint(
-    values: Mapping[str, Any] | None = None, versions: Mapping[str, Any] | None = None, *, id: str | None = None, **keys: Any
+    values: Mapping[str, Any] | None = None,
+    versions: Mapping[str, Any] | None = None,
+    *,
+    id: str | None = None,
+    **keys: Any,
 ) -> dict[str, Any]:
     """A checkpoint as LangGraph 1.2 makes it; `keys` add to its keys or replace them."""
     return {

@@ -1,0 +1,2 @@
+from starlette.applications import Starlette
+app = Starlette()
