@@ -591,11 +591,20 @@ async def test_store_that_cannot_be_reached(colour: str, keys: None) -> None:
 
 
 @every_colour
-async def test_wrong_configuration(colour: str, keys: None) -> None:
-    """An endpoint that is none raises an error of access, before anything is sent."""
+async def test_endpoint_that_is_no_url(colour: str, keys: None) -> None:
+    """An endpoint that is none is a wrong call, found out before anything is sent."""
     async with opened(colour, "nowhere", "some-bucket") as driver:
-        with pytest.raises(StoreAccessError, match="nowhere"):
+        with pytest.raises(ValueError, match="nowhere"):
             await ask(driver, Get("a"))
+
+
+@both_colours
+async def test_wrong_configuration(colour: str, keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile that does not exist raises an error that names it, whichever driver was to connect with it."""
+    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
+    async with opened(colour, "http://127.0.0.1:9", "some-bucket") as driver:
+        failures = await _failures(driver, list(REQUESTS))
+        _assert_clear(failures, StoreAccessError, "'some-bucket'", "no-such-profile", "configuration")
 
 
 # What passes by itself

