@@ -292,7 +292,15 @@ def removals_in(thread_folder: str) -> str:
 
 
 def value_in(thread_folder: str, name: str) -> str:
-    return f"{thread_folder}_values/{name}.bin"
+    return f"{values_in(thread_folder)}{name}.bin"
+
+
+def values_in(thread_folder: str) -> str:
+    return f"{thread_folder}_values/"
+
+
+def runs_in(thread_folder: str) -> str:
+    return f"{thread_folder}_runs/"
 
 
 def run_part(run_id: str, *, hidden: bool) -> str:

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from manifests.tables import NAMES, column, read_table, table_of, write_table
+from manifests.tables import NAMES, TableFormat, column, decode_rows, encode_table
 
 FORMAT = 1
-_KIND = "removals"
 
 
 class Removal(NamedTuple):
@@ -37,13 +36,13 @@ SCHEMA = pa.schema(
     ]
 )
 
+_RECORD = TableFormat(name="removals", version=FORMAT, schema=SCHEMA, stored=SCHEMA, advice="restore the object")
+
 
 def encode_removals(removals: Sequence[Removal]) -> bytes:
-    return write_table(table_of(SCHEMA, removals), SCHEMA, kind=_KIND, version=FORMAT)
+    return encode_table(_RECORD, removals)
 
 
 def decode_removals(data: bytes, *, key: str) -> list[Removal]:
     """Raises `UnsupportedFormatError` and `CorruptObjectError`: a sweep must not go on without a record."""
-    table = read_table(data, SCHEMA, kind=_KIND, version=FORMAT, key=key, advice="restore the object")
-    columns = [values.to_pylist() for values in table.columns]
-    return [Removal(ns, id_, sha, tuple(values), why) for ns, id_, sha, values, why in zip(*columns, strict=True)]
+    return [Removal(*row) for row in decode_rows(_RECORD, data, key=key)]

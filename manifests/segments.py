@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from manifests.checkpoints import Header, Typed
-from manifests.tables import NAMES, column, read_table, table_of, write_table
+from manifests.tables import NAMES, TableFormat, column, decode_table, encode_table, tuples_in
 
 FORMAT = 1
-_KIND = "manifest"
 
 
 class Row(NamedTuple):
@@ -81,6 +80,14 @@ SCHEMA = pa.schema(
     ]
 )
 
+_SEGMENT = TableFormat(
+    name="manifest",
+    version=FORMAT,
+    schema=SCHEMA,
+    stored=SCHEMA,
+    advice="delete it, the manifest is built again",
+)
+
 
 def row_of(
     header: Header, *, size: int, etag: str, sha256: bytes | None, described: dict[str, Any], metadata_json: str | None
@@ -123,18 +130,15 @@ def _only(kind: type, value: Any) -> Any:
 
 
 def encode_segment(rows: Sequence[Row]) -> bytes:
-    return write_table(table_of(SCHEMA, rows), SCHEMA, kind=_KIND, version=FORMAT)
+    return encode_table(_SEGMENT, rows)
 
 
 def decode_segment(data: bytes, *, key: str) -> pa.Table:
     """A segment's table. Raises `UnsupportedFormatError` and `CorruptObjectError`."""
-    advice = "delete it, the manifest is built again"
-    return read_table(data, SCHEMA, kind=_KIND, version=FORMAT, key=key, advice=advice)
+    return decode_table(_SEGMENT, data, key=key)
 
 
 def rows_in(table: pa.Table, columns: Sequence[str] = tuple(Row._fields)) -> Iterator[Row]:
     """The rows of a segment, one record batch in memory as objects at a time. Fields not in `columns` stay empty."""
-    for batch in table.select(columns).to_batches(max_chunksize=1024):
-        for values in zip(*(array.to_pylist() for array in batch.columns), strict=True):
-            plain: Any = (tuple(value) if isinstance(value, list) else value for value in values)
-            yield Row(**dict(zip(columns, plain, strict=True)))
+    for values in tuples_in(table.select(columns)):
+        yield Row(**dict(zip(columns, values, strict=True)))

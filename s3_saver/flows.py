@@ -29,7 +29,7 @@ from manifests.keys import clock_of
 from s3_saver import reading, records, saving
 from s3_saver.bucket import Now, Work, every
 from s3_saver.commits import Rows
-from s3_saver.configs import accept_by, config_of, query_of, ref_of, rule_of, texts_of, thread_id_of
+from s3_saver.configs import accept_by, config_of, query_of, ref_of, rule_of, text_of, texts_of, thread_id_of
 from s3_saver.errors import ArchiveError, S3SaverError, ThreadBusyError
 from s3_saver.operations.copy_thread import copy_thread
 from s3_saver.operations.delete_runs import Refusal, delete_runs_in, threads_of_runs
@@ -180,7 +180,7 @@ class Flows(BaseCheckpointSaver[str]):
         await copy_thread(self._shared.layout, source, target, self._describer, grace_ms=_GRACE_MS, uniques=_uniques())
 
     async def _delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        wanted = frozenset(texts_of("run_ids", run_ids))
+        wanted = frozenset(text_of("each of run_ids", run_id) for run_id in texts_of("run_ids", run_ids))
         layout, serde = self._shared.layout, self.serde
         refused: list[Refusal] = []
         failed: dict[str, str] = {}

@@ -234,10 +234,23 @@ def _is_snapshot(draft: Draft, parent: format.Checkpoint | None, name: str) -> b
     return name in draft.snapshots
 
 
+# Channels of LangGraph's own that it empties at each step, and how the others of that sort begin.
+_EMPTIED = frozenset({"__start__", "__input__", "__pregel_tasks"})
+_EMPTIED_PREFIX = "branch:"
+
+
 def _unstored(draft: Draft, channels: Mapping[str, Entry]) -> list[str]:
-    """Channels with a version and no value, but for LangGraph's own, which it empties."""
+    """Channels with a version and no value, but for LangGraph's own, which it empties.
+
+    A state's key may have any name; one that is counted is a delta channel, whatever it is called.
+    """
     versions: Mapping[str, Any] = draft.structure.get("channel_versions") or {}
-    return sorted(name for name in versions if name not in channels and not name.startswith(("__", "branch:")))
+    return sorted(
+        name
+        for name in versions
+        if name not in channels
+        and (name in draft.counted or not (name in _EMPTIED or name.startswith(_EMPTIED_PREFIX)))
+    )
 
 
 def rows_of(

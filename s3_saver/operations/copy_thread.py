@@ -12,14 +12,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from manifests.keys import Layout, checkpoint_in, copying_in, segment_in
+from manifests.keys import Layout, checkpoint_in, copying_in, runs_in, segment_in, values_in
 from manifests.segments import Row, encode_segment
-from s3_saver.bucket import Copy, Put, every
-from s3_saver.errors import StoreUnavailableError
+from s3_saver.bucket import Copy, Get, Listed, Put, both, every
+from s3_saver.errors import StoreUnavailableError, ThreadBusyError
 from s3_saver.operations.deleting import delete_keys, refuse_leftovers
 from s3_saver.operations.keep import Linked
+from s3_saver.operations.listing import Head, all_keys
 from s3_saver.operations.prune import by_namespace
 from s3_saver.operations.put import run_line
+from s3_saver.operations.removing import Doomed, remove, removed_folders
 from s3_saver.operations.survey import Describe, Index, Survey, index, survey
 
 _ATTEMPTS_MAX = 10
@@ -36,21 +38,23 @@ async def copy_thread(
 ) -> None:
     """Copy all of `source` to `target`. A source that is not there, or the target itself, is left alone.
 
-    Rounds: the pages of both listings, two for the source's manifest, one for the mark, one for names, one each for a
-    thousand values, writes and checkpoints, two to end. Killed at any request, it can be called again.
+    Rounds: the pages of both listings and of the source's values, two for the source's manifest, one for the mark, one
+    for names, one each for a thousand values, writes and checkpoints, two to end. Killed at any request, it can be
+    called again.
 
-    Raises ValueError where the target has a checkpoint that the source has not.
+    Raises ValueError where the target has a checkpoint that the source has not, and `ThreadBusyError` where the source
+    of a copy that has begun is not there any more.
     """
     if source == target:
         return
     for _ in range(_ATTEMPTS_MAX):
         found = await index(layout, layout.thread(source), describe)
         if not found.survey.heads:
+            await _refuse_lost_source(layout, source, target)
             return
-        there = await survey(layout, layout.thread(target))
-        _refuse_other(found.survey, there, source, target)
+        there = await _target(layout, found, source, target, describe, grace_ms, uniques)
         try:
-            await _copy(layout, found, there, source, target, grace_ms, uniques)
+            await _copy(layout, found, there, target, grace_ms, uniques)
         except _Vanished:
             continue
         return
@@ -60,15 +64,60 @@ async def copy_thread(
     )
 
 
-def _refuse_other(found: Survey, there: Survey, source: str, target: str) -> None:
-    """A target may hold what an earlier copy of this source brought, and nothing else."""
-    ours = {_below(found, head.checkpoint.key) for head in found.heads}
-    other = [head.checkpoint.key for head in there.heads if _below(there, head.checkpoint.key) not in ours]
-    if other:
+async def _begun(layout: Layout, source: str, target: str) -> bool:
+    """Whether a copy of this source into the target has not ended."""
+    mark = await Get(copying_in(layout.thread(target)))
+    return mark is not None and json.loads(mark.data).get("source") == layout.thread_part(layout.thread(source))
+
+
+async def _refuse_lost_source(layout: Layout, source: str, target: str) -> None:
+    if await _begun(layout, source, target):
+        raise ThreadBusyError(
+            f"copying thread {source!r} to {target!r}: the source was deleted while it was copied, so what the target "
+            f"has is not whole; call delete_thread({target!r})"
+        )
+
+
+async def _target(
+    layout: Layout,
+    found: Index,
+    source: str,
+    target: str,
+    describe: Describe,
+    grace_ms: int,
+    uniques: Iterator[str],
+) -> Survey:
+    """The target's listing. It may hold what an earlier copy of this source brought, and nothing else.
+
+    What a copy brought before it was killed, or before it met the gap of a prune, may have been pruned from the source
+    since: that goes. Removal records tell it from what was put into the target.
+    """
+    folder = layout.thread(target)
+    there = await survey(layout, folder)
+    other = _not_in(found.survey, there)
+    if not other:
+        return there
+    pruned: set[str] = set()
+    if there.of("copying") and await _begun(layout, source, target):
+        pruned = {_below(found.survey, name) for name in await removed_folders(layout, found.survey.folder)}
+    if not {_below(there, head.folder) for head in other} <= pruned:
         raise ValueError(
             f"target_thread_id: thread {target!r} has {len(other)} checkpoints that {source!r} has not, the first is "
-            f"{other[0]}; copy to a new thread, or delete this one first"
+            f"{other[0].checkpoint.key}; copy to a new thread, or delete this one first"
         )
+    members = by_namespace(await index(layout, folder, describe)).values()
+    gone = {head.folder for head in other}
+    items = [item for by_id in members for item in by_id.values() if item.folder in gone]
+    doomed = [Doomed(item, "pruned in the source") for item in items]
+    failed = await remove(folder, doomed, grace_seconds=grace_ms / 1000, uniques=uniques)
+    refuse_leftovers(failed, f"copying to thread {target!r}")
+    return await survey(layout, folder)
+
+
+def _not_in(found: Survey, there: Survey) -> list[Head]:
+    """The target's checkpoints that the source has not."""
+    ours = {_below(found, head.folder) for head in found.heads}
+    return [head for head in there.heads if _below(there, head.folder) not in ours]
 
 
 def _below(surveyed: Survey, key: str) -> str:
@@ -76,16 +125,19 @@ def _below(surveyed: Survey, key: str) -> str:
 
 
 async def _copy(
-    layout: Layout, found: Index, there: Survey, source: str, target: str, grace_ms: int, uniques: Iterator[str]
+    layout: Layout, found: Index, there: Survey, target: str, grace_ms: int, uniques: Iterator[str]
 ) -> None:
     folder = layout.thread(target)
     line = {"format": 1, "source": layout.thread_part(found.survey.folder), "began_ms": found.survey.now_ms}
     await Put(copying_in(folder), json.dumps(line).encode() + b"\n")
-    names = list(_names(layout, found.survey, target))
+    # Values and markers come before the checkpoints that need them. A listing of many pages may have passed their
+    # place before they came, and then meet the checkpoint: so they are listed again, after all that was found.
+    values, runs = await both(all_keys(values_in(found.survey.folder)), all_keys(runs_in(found.survey.folder)))
+    names = list(_names(layout, runs, target))
     if names:
         await every(names)
     copying = _Copying(found.survey, folder, _present(layout, there, grace_ms))
-    await copying.all(listed.key for listed in found.survey.of("value"))
+    await copying.all(listed.key for listed in values)
     await copying.all(listed.key for listed in found.survey.of("writes"))
     # From here on checkpoints become visible.
     await copying.all(item.key for members in by_namespace(found).values() for item in parents_first(members))
@@ -100,12 +152,12 @@ async def _copy(
     refuse_leftovers(deletion.failed, f"ending the copy to thread {target!r}")
 
 
-def _names(layout: Layout, source: Survey, target: str) -> Iterator[Put]:
+def _names(layout: Layout, runs: Iterable[Listed], target: str) -> Iterator[Put]:
     """What must be there before the target's first checkpoint: its name, and the markers of all runs."""
     name = layout.name(target)
     if name is not None:
         yield Put(name, target.encode())
-    for listed in source.of("run"):
+    for listed in runs:
         run = layout.parse(listed.key).name
         line = run_line(layout.thread_part(layout.thread(target)), run)
         yield Put(layout.marker(target, run), line)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from manifests.keys import Layout, run_part
 from manifests.segments import Row
 from s3_saver.bucket import every
-from s3_saver.operations.keep import needed_by
+from s3_saver.operations.keep import Writes, needed_by
 from s3_saver.operations.listing import all_keys
 from s3_saver.operations.prune import by_namespace
 from s3_saver.operations.removing import Doomed, remove, sweep
@@ -64,12 +64,13 @@ async def delete_runs_in(
         gone = {name for name, item in members.items() if runs[item.folder] in run_ids}
         survivor = max(members.keys() - gone, default=None)
         if gone and survivor is not None:
-            needs = sorted((await needed_by(members, survivor)).keys() & gone)
+            needs = sorted((await needed_by(members, survivor, Writes())).keys() & gone)
             if needs:
                 why = f"in namespace {namespace!r} checkpoint {survivor!r} would stay, which needs {needs[0]!r}"
                 return Outcome(Refusal(thread, why), {})
         doomed += [Doomed(members[name], f"run {runs[members[name].folder]}") for name in sorted(gone)]
-    if not doomed:
+    # A deletion that was killed may have left writes of checkpoints that are gone already.
+    if not doomed and not found.survey.of("removal"):
         return Outcome(None, {})
     failed = await remove(thread_folder, doomed, grace_seconds=grace_seconds, uniques=uniques)
     swept = await sweep(layout, thread_folder, describe, grace_seconds=grace_seconds)

@@ -16,7 +16,7 @@ advanced an unstored channel; an ordinary thread has none such.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from manifests.segments import Row
@@ -67,7 +67,22 @@ def path_of(namespace: Namespace, checkpoint_id: str) -> list[Linked]:
     return list(path.values())
 
 
-async def needed_by(namespace: Namespace, checkpoint_id: str) -> dict[str, str]:
+@dataclass
+class Writes:
+    """Which channels checkpoints have stored writes for. Whoever asks for several heads reads each of them once."""
+
+    known: dict[str, set[str]] = field(default_factory=dict)
+
+    async def of(self, items: Sequence[Linked]) -> dict[str, set[str]]:
+        """The channels by checkpoint id. One round, none where all is known."""
+        unknown = [item for item in items if item.folder not in self.known]
+        bodies = await every(every(Get(key) for key in item.writes) for item in unknown)
+        for item, found in zip(unknown, bodies, strict=True):
+            self.known[item.folder] = _channels(item, found)
+        return {item.row.checkpoint_id: self.known[item.folder] for item in items}
+
+
+async def needed_by(namespace: Namespace, checkpoint_id: str, writes: Writes) -> dict[str, str]:
     """The ids that must stay for the checkpoint to stay readable, itself included, each with the reason.
 
     No round for an ordinary thread. One where an unstored channel advanced, one where a delta channel was never stored.
@@ -79,11 +94,11 @@ async def needed_by(namespace: Namespace, checkpoint_id: str) -> dict[str, str]:
     kept = {head.checkpoint_id: "newest"}
     snapshots = {name for item in path for name in item.row.snapshots}
     suspects = snapshots | {name for item in path for name in item.row.counted}
-    suspects |= await _consumed(path, suspects)
+    suspects |= await _consumed(path, suspects, writes)
     wanted = sorted(name for name in suspects - set(head.channels) if name in head.unstored or name in snapshots)
     seeded = [name for name in wanted if any(name in item.row.channels for item in ancestors)]
     unseeded = [name for name in wanted if name not in seeded]
-    written = await _written(ancestors if unseeded else [])
+    written = await writes.of(ancestors if unseeded else [])
     for name in wanted:
         ends = [number for number, item in enumerate(ancestors) if name in item.row.channels][:1] or [
             number for number, item in enumerate(ancestors) if name in written.get(item.row.checkpoint_id, ())
@@ -92,26 +107,20 @@ async def needed_by(namespace: Namespace, checkpoint_id: str) -> dict[str, str]:
             kept.setdefault(item.row.checkpoint_id, f"delta channel {name!r}")
     if head.v is not None and head.v < SENDS_IN_VALUES and ancestors:
         parent = ancestors[0].row.checkpoint_id
-        if _SENDS in (await _written(ancestors[:1]))[parent]:
+        if _SENDS in (await writes.of(ancestors[:1]))[parent]:
             kept.setdefault(parent, f"sends of format {head.v}")
     return kept
 
 
-async def _consumed(path: Sequence[Linked], suspects: set[str]) -> set[str]:
+async def _consumed(path: Sequence[Linked], suspects: set[str], writes: Writes) -> set[str]:
     """Channels with evidence (c) that are no suspects yet."""
     edges = [
         (parent, names)
         for child, parent in pairwise(path)
         if (names := set(child.row.advanced) - suspects) and parent.writes
     ]
-    written = await _written([parent for parent, _ in edges])
+    written = await writes.of([parent for parent, _ in edges])
     return {name for parent, names in edges for name in names & written[parent.row.checkpoint_id]}
-
-
-async def _written(items: Sequence[Linked]) -> dict[str, set[str]]:
-    """The channels that each checkpoint has stored writes for. One round, none for no items."""
-    bodies = await every(every(Get(key) for key in item.writes) for item in items)
-    return {item.row.checkpoint_id: _channels(item, found) for item, found in zip(items, bodies, strict=True)}
 
 
 def _channels(item: Linked, batches: Sequence[Body | None]) -> set[str]:

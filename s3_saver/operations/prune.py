@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 
 from manifests.keys import Layout
 from s3_saver.errors import ThreadBusyError
-from s3_saver.operations.keep import SENDS_IN_VALUES, Linked, needed_by
+from s3_saver.operations.keep import SENDS_IN_VALUES, Linked, Writes, needed_by
 from s3_saver.operations.removing import Doomed, Swept, remove, sweep
 from s3_saver.operations.survey import Describe, Index, index
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which checkpoints of each namespace stay: the newest `newest`, and those stored less than `age_ms` ago."""
+    """Which checkpoints of each namespace stay: the newest `newest`, and those stored less than `age_ms` ago.
+
+    With `newest=0` the thread is deleted.
+    """
 
     newest: int = 1
     age_ms: int | None = None
@@ -43,7 +46,7 @@ class ThreadPlan:
 async def plan(layout: Layout, thread_id: str, rule: Rule, describe: Describe) -> tuple[ThreadPlan, Index]:
     """Decide the fate of every checkpoint of the thread. Rounds: those of `index`, and at most two for writes."""
     found = await index(layout, layout.thread(thread_id), describe)
-    if found.survey.of("copying"):
+    if found.survey.of("copying") and rule.newest:
         raise ThreadBusyError(
             f"pruning thread {thread_id!r}: a copy into it has not ended; call copy_thread again to finish it, or "
             "delete_thread to clear it"
@@ -89,13 +92,16 @@ async def _kept(found: Index, members: Mapping[str, Linked], rule: Rule) -> dict
     # Most threads have no delta channels at all; then a checkpoint needs but itself.
     plain = not any(item.row.snapshots or item.row.counted or item.row.advanced for item in members.values())
     heads = list(kept) if not plain else [name for name in kept if (members[name].row.v or 0) < SENDS_IN_VALUES]
+    writes = Writes()
     for checkpoint_id in heads:
-        for needed, why in (await needed_by(members, checkpoint_id)).items():
+        for needed, why in (await needed_by(members, checkpoint_id, writes)).items():
             kept.setdefault(needed, why)
     return kept
 
 
 def _why(rule: Rule) -> str:
+    if not rule.newest:
+        return "the thread is deleted"
     older = "" if rule.age_ms is None else f", and older than {rule.age_ms / 1000:g} s"
     return f"not among the newest {rule.newest}{older}" if rule.newest > 1 or older else "not the newest"
 

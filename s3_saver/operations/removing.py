@@ -115,6 +115,13 @@ async def sweep(
     return Swept(freed, len(gone), dict(deletion.failed))
 
 
+async def removed_folders(layout: Layout, thread_folder: str) -> set[str]:
+    """The folders of all checkpoints that the thread's removal records name."""
+    records = await all_keys(removals_in(thread_folder))
+    _, removed = await _read_records(layout, thread_folder, records, 0, old_too=True)
+    return removed
+
+
 def _orphans(surveyed: Survey) -> list[Listed]:
     """Writes whose checkpoint is not there: not yet, or not any more."""
     folders = {head.folder for head in surveyed.heads}

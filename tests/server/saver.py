@@ -1,4 +1,4 @@
-"""What a user writes: a function whose context is the saver. The server enters it once for each of its event loops."""
+"""What a user writes: a function whose value is an async context that yields the saver."""
 
 import os
 from contextlib import AbstractAsyncContextManager
