@@ -1,4 +1,4 @@
-"""The archive's format: keys, checkpoint objects, value objects and writes batches.
+"""The archive's format: keys, checkpoints, values, writes batches, manifest segments and removal records.
 
 This package knows neither LangGraph nor S3 and does no I/O, so an analytics job can read an archive with it where
 nothing else is installed. Its law is `FORMAT.md`, beside this file.

@@ -156,10 +156,15 @@ def decode_header(data: bytes, *, key: str) -> Header:
 
 
 def encode_value(data: bytes) -> bytes:
+    """The bytes of a value object that holds `data`, a channel's serialized value."""
     return VALUE_MAGIC + bytes([FORMAT]) + _compress(data)
 
 
 def decode_value(data: bytes, *, key: str) -> bytes:
+    """The serialized value in a value object. `key` is for messages.
+
+    Raises `UnsupportedFormatError` and `CorruptObjectError`.
+    """
     if len(data) < 5:
         raise CorruptObjectError(f"reading {key}: {len(data)} bytes are no value object; {_RESTORE}")
     _check_format(data[:4], data[4], VALUE_MAGIC, "value", key)

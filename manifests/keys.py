@@ -7,9 +7,12 @@ The law of this module is the section "Keys" of FORMAT.md.
     {prefix}/threads/thread_id={T}/checkpoint_ns={N}/{D}.{ID}/_checkpoint.msgpack
     {prefix}/threads/thread_id={T}/checkpoint_ns={N}/{D}.{ID}/writes-{batch}.parquet
     {prefix}/threads/thread_id={T}/_values/{unique}.bin
+    {prefix}/threads/thread_id={T}/_manifest/{unique}.parquet
+    {prefix}/threads/thread_id={T}/_removed/{unique}.parquet
     {prefix}/threads/thread_id={T}/_runs/{R}
     {prefix}/threads/thread_id={T}/_name
     {prefix}/threads/thread_id={T}/_deleted
+    {prefix}/threads/thread_id={T}/_copying
     {prefix}/runs/run_id={R}/{T}
 """
 
@@ -33,6 +36,7 @@ PAST_FOLDER = "~"
 _HASHED = re.compile(r"~[0-9a-f]{64}\Z")
 _EMPTY = "~"
 _FOLDER = re.compile(r"(?P<order>(?:[0-9a-f]{2})+z)\.(?P<id>[A-Za-z0-9_.%-]+)\Z")
+_TABLE = re.compile(r"(?P<name>[0-9a-f-]+)\.parquet\Z")
 _VALUE = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)\.bin\Z")
 _WRITES = re.compile(r"writes-(?P<batch>(?P<clock>[0-9a-f]{14})-[0-9a-f]{8})\.parquet\Z")
 
@@ -91,8 +95,8 @@ def order_of(checkpoint_id: str) -> str:
 class ObjectKey:
     """A parsed key: its parts as they stand in the key (encoded), and what kind of object it names.
 
-    `kind` is one of checkpoint, writes, value, run, name, deleted, marker. `namespace` and `folder` are set for the
-    first two, `name` is the value's unique name, the batch, or the encoded run id.
+    `kind` is one of checkpoint, writes, value, segment, removal, run, name, deleted, copying, marker. `namespace` and
+    `folder` are set for the first two; `name` is the unique name, the batch, or the encoded run id.
     """
 
     kind: str
@@ -163,6 +167,10 @@ class Layout:
         name = f"{order_of(checkpoint_id)}.{encode(checkpoint_id)}"
         return f"{self.namespace(thread_id, namespace)}{name}/"
 
+    def folder_in(self, thread_folder: str, namespace: str, checkpoint_id: str) -> str:
+        part = encode_or_hash(namespace, NAMESPACE_BYTES_MAX)
+        return f"{thread_folder}checkpoint_ns={part}/{order_of(checkpoint_id)}.{encode(checkpoint_id)}/"
+
     # Objects
 
     def checkpoint(self, thread_id: str, namespace: str, checkpoint_id: str) -> str:
@@ -189,7 +197,11 @@ class Layout:
         return f"{self.thread(thread_id)}_runs/{run}"
 
     def marker(self, thread_id: str, run: str) -> str:
-        return f"{self.root}runs/run_id={run}/{encode_or_hash(thread_id, THREAD_BYTES_MAX)}"
+        return self.markers(run) + encode_or_hash(thread_id, THREAD_BYTES_MAX)
+
+    def markers(self, run: str) -> str:
+        """What the markers of all threads that the run wrote to start with."""
+        return f"{self.root}runs/run_id={run}/"
 
     def probe(self, unique: str) -> str:
         """A key that `setup` tries the store with, outside of all threads."""
@@ -230,6 +242,12 @@ def _in_thread(thread: str, rest: str) -> ObjectKey | None:
             return ObjectKey("name", thread)
         case ["_deleted"]:
             return ObjectKey("deleted", thread)
+        case ["_copying"]:
+            return ObjectKey("copying", thread)
+        case ["_manifest", segment] if found := _TABLE.match(segment):
+            return ObjectKey("segment", thread, name=found["name"])
+        case ["_removed", record] if found := _TABLE.match(record):
+            return ObjectKey("removal", thread, name=found["name"])
         case ["_runs", run]:
             return ObjectKey("run", thread, name=run)
         case ["_values", value] if found := _VALUE.match(value):
@@ -255,6 +273,34 @@ def _parts_of(key: ObjectKey) -> tuple[str, ...]:
         case "checkpoint" | "writes":
             return key.thread, key.namespace
     return (key.thread,)
+
+
+def copying_in(thread_folder: str) -> str:
+    return f"{thread_folder}_copying"
+
+
+def segment_in(thread_folder: str, unique: str) -> str:
+    return f"{thread_folder}_manifest/{unique}.parquet"
+
+
+def removal_in(thread_folder: str, unique: str) -> str:
+    return f"{removals_in(thread_folder)}{unique}.parquet"
+
+
+def removals_in(thread_folder: str) -> str:
+    return f"{thread_folder}_removed/"
+
+
+def value_in(thread_folder: str, name: str) -> str:
+    return f"{values_in(thread_folder)}{name}.bin"
+
+
+def values_in(thread_folder: str) -> str:
+    return f"{thread_folder}_values/"
+
+
+def runs_in(thread_folder: str) -> str:
+    return f"{thread_folder}_runs/"
 
 
 def run_part(run_id: str, *, hidden: bool) -> str:

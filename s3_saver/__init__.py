@@ -18,9 +18,12 @@ from s3_saver.errors import (
     SaverClosedError,
     StoreAccessError,
     StoreUnavailableError,
+    ThreadBusyError,
     UnsupportedFormatError,
 )
+from s3_saver.operations.prune import Fate, PrunePlan, ThreadPlan
 from s3_saver.operations.setup import StoreReport
+from s3_saver.operations.threads import ThreadSummary
 from s3_saver.saver import S3Saver
 from s3_saver.settings import DEFAULT
 
@@ -31,11 +34,16 @@ __all__ = [
     "CheckpointConflictError",
     "CorruptObjectError",
     "DeletionError",
+    "Fate",
+    "PrunePlan",
     "S3Saver",
     "S3SaverError",
     "SaverClosedError",
     "StoreAccessError",
     "StoreReport",
     "StoreUnavailableError",
+    "ThreadBusyError",
+    "ThreadPlan",
+    "ThreadSummary",
     "UnsupportedFormatError",
 ]

@@ -1,83 +1,41 @@
-"""What both savers do; how it is run is theirs.
+"""The savers' public face: every LangGraph method once, in both colours.
 
-Every LangGraph method stands here once, in both colours, and below them the same as an operation: it reads its
-arguments, serializes before it first waits, awaits operations of `operations/`, and decodes. `saver.py` and `aio.py`
-say how an operation is run.
+What a method does stands in `flows.py`, as an operation; `saver.py` and `aio.py` say how an operation is run.
 """
 
 from __future__ import annotations
 
-import builtins
-import random
-import secrets
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
     DeltaChannelHistory,
 )
-from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from manifests.keys import clock_of
-from s3_saver import records, saving
-from s3_saver.bucket import Now, Operation, Work
+from s3_saver.bucket import Operation
 from s3_saver.commits import Rows
-from s3_saver.configs import accept_by, config_of, limit_of, query_of, ref_of, thread_id_of
+from s3_saver.configs import limit_of
 from s3_saver.errors import ArchiveError, S3SaverError
-from s3_saver.operations.delete_thread import delete_thread
-from s3_saver.operations.delta_history import delta_history
-from s3_saver.operations.get_tuple import get_tuple
-from s3_saver.operations.list_page import PAGE_MAX, Listing
-from s3_saver.operations.load import Loaded
-from s3_saver.operations.setup import StoreReport, setup
+from s3_saver.flows import Flows
+from s3_saver.operations.prune import PrunePlan
+from s3_saver.operations.setup import StoreReport
+from s3_saver.operations.threads import ThreadSummary
 from s3_saver.refs import Ref
-from s3_saver.settings import GRACE, Settings
-from s3_saver.shared import Shared
-
-# What decoding one checkpoint costs beside its bytes, as bytes: several together are decoded off the event loop.
-_DECODE_BYTES = 16_384
-
 
 A = TypeVar("A")
 
 
-class SaverBase(BaseCheckpointSaver[str]):
-    """The part of `S3Saver` and `AsyncS3Saver` that does not depend on how operations are run."""
-
-    def __init__(self, settings: Settings, serde: SerializerProtocol | None) -> None:
-        super().__init__(serde=serde)
-        self._shared = Shared(settings)
-        self._clone = False
-
-    def __repr__(self) -> str:
-        settings = self._shared.settings
-        return f"{type(self).__name__}({settings.bucket!r}, prefix={settings.prefix!r})"
-
-    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> SaverBase:
-        """A clone that decodes the listed types too. It shares the client and all else; closing it closes nothing."""
-        clone = super().with_allowlist(extra_allowlist)
-        assert isinstance(clone, SaverBase)
-        if clone is not self:
-            clone._clone = True
-        return clone
-
-    def get_next_version(self, current: str | int | float | None, channel: None = None) -> str:
-        """A version greater than `current`, as text that sorts; the fraction tells forks apart. No I/O.
-
-        Accepts what other savers made: None, integers, floats, and text like `"7.0.5"`.
-        """
-        number = 0 if current is None else int(str(current).split(".")[0])
-        return f"{number + 1:032}.{random.random():016}"  # noqa: S311 - tells versions apart, keeps no secret
+class SaverBase(Flows):
+    """The methods of `S3Saver` and `AsyncS3Saver`."""
 
     # How operations are run: all that `S3Saver` and `AsyncS3Saver` differ in
 
@@ -229,6 +187,117 @@ class SaverBase(BaseCheckpointSaver[str]):
         """Remove all that the thread has, in all namespaces. A thread that is not there is left alone."""
         await self._noted_arun("delete_thread", thread_id, self._delete_thread(thread_id))
 
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Remove every checkpoint whose metadata names one of the runs, with its writes, in all threads.
+
+        Raises `ThreadBusyError` naming threads that were left alone, since a checkpoint that would stay newest needs
+        one of the run's for a delta channel; the other threads are done.
+        """
+        self._noted_run("delete_for_runs", None, self._delete_for_runs(run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy the whole thread: all namespaces, checkpoints with their parents, writes, values. Repeat to resume.
+
+        A source that is not there, and a copy to itself, change nothing. Raises ValueError where the target has
+        checkpoints that the source has not.
+        """
+        self._noted_run("copy_thread", source_thread_id, self._copy_thread(source_thread_id, target_thread_id))
+
+    def prune(
+        self,
+        thread_ids: Sequence[str],
+        *,
+        strategy: str = "keep_latest",
+        keep: int | None = None,
+        older_than: timedelta | None = None,
+        exclusive: bool = False,
+    ) -> None:
+        """Remove old checkpoints, but none that a remaining newest one needs to rebuild its delta channels.
+
+        Args:
+            thread_ids: The threads. Unknown ones are fine.
+            strategy: `"keep_latest"` keeps the newest checkpoint of each namespace; `"keep_last"` the newest `keep`;
+                `"delete"` (or `"delete_all"`) removes the threads.
+            keep: How many to keep with `"keep_last"`. Default: 1.
+            older_than: With `"keep_last"`, remove only what the store took longer ago than this. Default: any age.
+            exclusive: The caller warrants that no run is active on the threads: large values are freed at once, not
+                after an hour by a later prune.
+
+        Raises:
+            TypeError, ValueError: An argument is wrong; nothing was touched.
+            DeletionError: Some keys could not be deleted (a lock, a right); `.failed` names them, the rest is done.
+            ThreadBusyError: A copy into a thread has not ended; that thread was left alone, the rest is done.
+        """
+        self._noted_run("prune", None, self._prune(thread_ids, strategy, keep, older_than, exclusive))
+
+    def plan_prune(
+        self,
+        thread_ids: Sequence[str],
+        *,
+        strategy: str = "keep_latest",
+        keep: int | None = None,
+        older_than: timedelta | None = None,
+    ) -> PrunePlan:
+        """What `prune` would remove and keep, and why. Prints as a table. Nothing is changed."""
+        return self._noted_run("plan_prune", None, self._plan_prune(thread_ids, strategy, keep, older_than))
+
+    def threads(self, *, after: str | None = None, limit: int | None = None) -> Iterator[ThreadSummary]:
+        """Yield a summary of each thread, from listings alone: no state is read.
+
+        `after` goes on behind that thread id, in the order in which the store lists folders.
+        """
+        token, left = None, limit
+        while left is None or left > 0:
+            page, token = self._noted_run("threads", None, self._thread_page(after, token))
+            page = page[:left]
+            left = None if left is None else left - len(page)
+            yield from page
+            if token is None:
+                return
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Remove every checkpoint whose metadata names one of the runs, with its writes, in all threads."""
+        await self._noted_arun("delete_for_runs", None, self._delete_for_runs(run_ids))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy the whole thread: all namespaces, checkpoints with their parents, writes, values. Repeat to resume."""
+        await self._noted_arun("copy_thread", source_thread_id, self._copy_thread(source_thread_id, target_thread_id))
+
+    async def aprune(
+        self,
+        thread_ids: Sequence[str],
+        *,
+        strategy: str = "keep_latest",
+        keep: int | None = None,
+        older_than: timedelta | None = None,
+        exclusive: bool = False,
+    ) -> None:
+        """Remove old checkpoints, but none that a remaining newest one needs to rebuild its delta channels."""
+        await self._noted_arun("prune", None, self._prune(thread_ids, strategy, keep, older_than, exclusive))
+
+    async def aplan_prune(
+        self,
+        thread_ids: Sequence[str],
+        *,
+        strategy: str = "keep_latest",
+        keep: int | None = None,
+        older_than: timedelta | None = None,
+    ) -> PrunePlan:
+        """What `prune` would remove and keep, and why. Prints as a table. Nothing is changed."""
+        return await self._noted_arun("plan_prune", None, self._plan_prune(thread_ids, strategy, keep, older_than))
+
+    async def athreads(self, *, after: str | None = None, limit: int | None = None) -> AsyncIterator[ThreadSummary]:
+        """Yield a summary of each thread, from listings alone: no state is read."""
+        token, left = None, limit
+        while left is None or left > 0:
+            page, token = await self._noted_arun("threads", None, self._thread_page(after, token))
+            page = page[:left]
+            left = None if left is None else left - len(page)
+            for item in page:
+                yield item
+            if token is None:
+                return
+
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
@@ -240,99 +309,6 @@ class SaverBase(BaseCheckpointSaver[str]):
     ) -> Mapping[str, DeltaChannelHistory]:
         """Each channel's writes on the checkpoint's ancestors back to its nearest stored value, and that value."""
         return await self._noted_arun("get_delta_channel_history", config, self._delta_history(config, channels))
-
-    # The same as operations. Reading
-
-    async def _get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        shared, serde = self._shared, self.serde
-        ref = ref_of(config)
-        began = await Now()
-        loaded = await get_tuple(shared.layout, ref, ordered=shared.ordered)
-        if loaded is None:
-            return None
-        shared.cache.remember(loaded.key, loaded.body, began)
-        return (await self._decode(serde, [loaded]))[0]
-
-    async def _decode(self, serde: SerializerProtocol, loaded: Sequence[Loaded]) -> builtins.list[CheckpointTuple]:
-        for item in loaded:
-            if item.writes:
-                self._shared.cache.saw(clock_of(max(item.writes)))
-        first = self.get_next_version(None)
-        size = sum(item.size + _DECODE_BYTES for item in loaded)
-        return await Work(lambda: [records.tuple_of(serde, item, first) for item in loaded], size)
-
-    def _listing(
-        self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None
-    ) -> Listing:
-        serde = self.serde
-        query = query_of(config, filter=filter, before=before)
-        accept = accept_by(filter, lambda thread_id, header: records.metadata_of(serde, thread_id, header))
-        return Listing(self._shared.layout, replace(query, accept=accept), self._shared.ordered)
-
-    async def _page(self, listing: Listing, left: int | None) -> builtins.list[CheckpointTuple] | None:
-        """The next checkpoints of a listing, at most `left`; None at its end."""
-        serde = self.serde
-        loaded = await listing.page(PAGE_MAX if left is None else left)
-        return None if loaded is None else await self._decode(serde, loaded[:left])
-
-    async def _delta_history(
-        self, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        if not channels:
-            return {}
-        serde, names = self.serde, list(dict.fromkeys(channels))
-        ref = ref_of(config)
-        ancestors = await delta_history(self._shared.layout, ref, names, ordered=self._shared.ordered)
-        size = sum(ancestor.loaded.size + _DECODE_BYTES for ancestor in ancestors)
-        return await Work(lambda: records.histories_of(serde, ancestors, names), size)
-
-    # Writing
-
-    async def _put(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        shared, serde = self._shared, self.serde
-        given = ref_of(config)
-        parent = saving.remembered_parent(shared, given, given.checkpoint_id)
-        draft = records.draft_of(
-            serde,
-            config,
-            checkpoint,
-            metadata,
-            new_versions,
-            parent=None if parent is None else parent.checkpoint,
-            keep=shared.settings.metadata_filter,
-        )
-        # From here on we wait, and the caller's objects may change.
-        await saving.save(shared, serde, draft, parent, checkpoint.get("channel_values") or {})
-        return config_of(draft.ref)
-
-    def _rows(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
-    ) -> tuple[Ref, Rows]:
-        """The checkpoint that the writes belong to, which need not be stored yet, and the writes, serialized."""
-        ref = ref_of(config)
-        if ref.checkpoint_id is None:
-            raise KeyError("checkpoint_id: the config of put_writes names the checkpoint that the writes belong to")
-        return ref, records.rows_of(self.serde, writes, task_id, task_path)
-
-    # The thread and the bucket
-
-    async def _delete_thread(self, thread_id: str) -> None:
-        thread_id = thread_id_of(thread_id)
-        layout = self._shared.layout
-        await delete_thread(layout, thread_id, grace_ms=round(GRACE.total_seconds() * 1000))
-        self._shared.cache.forget_thread(layout.thread(thread_id))
-
-    async def _setup(self, create_bucket: bool) -> StoreReport:
-        settings = self._shared.settings
-        return await setup(
-            self._shared.layout, bucket=settings.bucket, create=create_bucket, unique=secrets.token_hex(8)
-        )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ as one of `s3_saver.errors`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, TypeAlias, TypeVar, cast
@@ -65,6 +65,13 @@ class Stored:
 @dataclass(frozen=True, slots=True)
 class Refused:
     """A conditional put met an object that is there already (412). It may be our own first try's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """The keys are gone, but for the `failed` ones, each with the store's reason: a lock, or a right that lacks."""
+
+    failed: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +173,19 @@ class List(Request[Page]):
 
 
 @dataclass(frozen=True, slots=True)
-class Delete(Request[None]):
-    """Delete up to 1,000 keys; absent ones are no error. Raises `DeletionError` naming every key that stayed."""
+class Copy(Request[Stored | None]):
+    """Copy an object inside the bucket, its bytes never leave the store; None where there is no source."""
+
+    source: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete(Request[Deleted | Late]):
+    """Delete up to 1,000 keys; absent ones are no error. After `deadline` nothing is sent."""
 
     keys: tuple[str, ...]
+    deadline: Deadline | None = None
 
     def __post_init__(self) -> None:
         assert 0 < len(self.keys) <= DELETE_KEYS_MAX

@@ -10,10 +10,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from threading import Lock
 
+from manifests.segments import Row
 from s3_saver.bucket import Instant
 
 _BYTES_MAX = 64 * 2**20
 _MARKED_MAX = 10_000
+_NAMESPACES_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Cache:
         self._checkpoints: OrderedDict[str, Remembered] = OrderedDict()
         self._bytes = 0
         self._marked: OrderedDict[tuple[str, str | None], None] = OrderedDict()
+        self._rows: OrderedDict[str, list[Row]] = OrderedDict()
         self._clock_us = 0
 
     def get(self, key: str) -> Remembered | None:
@@ -63,6 +66,18 @@ class Cache:
     def _drop(self, key: str) -> None:
         found = self._checkpoints.pop(key, None)
         self._bytes -= len(found.body) if found else 0
+
+    # Rows of checkpoints that this saver has put and not indexed yet
+
+    def add_row(self, namespace_folder: str, row: Row, count: int) -> list[Row]:
+        """Keep the row. The namespace's latest rows that this saver has put, `count` at most."""
+        with self._lock:
+            rows = self._rows.pop(namespace_folder, [])
+            rows = [*rows, row][-count:]
+            self._rows[namespace_folder] = rows
+            if len(self._rows) > _NAMESPACES_MAX:
+                self._rows.popitem(last=False)
+            return list(rows)
 
     # Which names and markers this saver has put already
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointMetadata
 
-from manifests.checkpoints import Header
+from manifests.checkpoints import Typed
 from manifests.keys import ID_BYTES_MAX, encode
-from s3_saver.operations.list_page import Query
+from s3_saver.operations.list_page import Accept, Query
+from s3_saver.operations.prune import Rule
 from s3_saver.refs import Ref
 
 
@@ -66,14 +68,16 @@ def limit_of(limit: object) -> int | None:
     return limit
 
 
-def accept_by(filter: dict[str, Any] | None, metadata_of: Callable[[str, Header], CheckpointMetadata]) -> Any:
+def accept_by(
+    filter: dict[str, Any] | None, metadata_of: Callable[[str, Typed, bool], CheckpointMetadata]
+) -> Accept | None:
     """The condition that a metadata filter means: every key's value equals, and a missing key is None."""
     if not filter:
         return None
     wanted = dict(filter)
 
-    def accept(thread_id: str, header: Header) -> bool:
-        metadata = metadata_of(thread_id, header)
+    def accept(thread_id: str, typed: Typed, has_thread_id: bool) -> bool:
+        metadata = metadata_of(thread_id, typed, has_thread_id)
         return all(metadata.get(key) == value for key, value in wanted.items())
 
     return accept
@@ -115,6 +119,32 @@ def text_of(name: str, value: object) -> str:
     except UnicodeEncodeError:
         raise ValueError(f"{name} must not hold lone surrogates; got {value!r}") from None
     return value
+
+
+def texts_of(name: str, values: object) -> list[Any]:
+    """Several ids, as a list. One string is refused: its letters would be taken for ids."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a sequence of ids, as in [{values!r}]; got {type(values).__name__}")
+    return list(values)
+
+
+_STRATEGIES = ("keep_latest", "keep_last", "delete", "delete_all")
+
+
+def rule_of(strategy: object, keep: object, older_than: object) -> Rule | None:
+    """What a prune keeps; None where it keeps nothing. Raises for what is no strategy, before anything is touched."""
+    if strategy not in _STRATEGIES:
+        raise ValueError(f"strategy must be one of {list(_STRATEGIES)}; got {strategy!r}")
+    if strategy != "keep_last" and (keep is not None or older_than is not None):
+        raise ValueError(f"keep and older_than go with strategy='keep_last'; got {strategy!r}")
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+        raise ValueError(f"keep must be a whole number of checkpoints, at least 1; got {keep!r}")
+    if older_than is not None and (not isinstance(older_than, timedelta) or older_than <= timedelta(0)):
+        raise ValueError(f"older_than must be a positive timedelta; got {older_than!r}")
+    if strategy in ("delete", "delete_all"):
+        return None
+    age_ms = None if older_than is None else round(older_than.total_seconds() * 1000)
+    return Rule(1 if keep is None else keep, age_ms)
 
 
 def _optional_id(value: object) -> str | None:

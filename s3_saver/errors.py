@@ -5,6 +5,7 @@ There is a class where a handler would act differently:
     CheckpointConflictError   another checkpoint has this id: use a new id
     StoreUnavailableError     try later; nothing was changed half-way, and trying again is safe
     StoreAccessError          fix the bucket's name, the credentials or their rights
+    ThreadBusyError           finish what another operation left, or keep what it would take
     DeletionError             some keys could not be deleted: see why, then delete again
     SaverClosedError          the saver was closed
     CorruptObjectError        restore the object, or delete what needs it
@@ -45,6 +46,13 @@ class DeletionError(S3SaverError):
         self.failed = dict(failed)
 
 
+class ThreadBusyError(S3SaverError):
+    """The operation would break this thread: it is being copied into, or a survivor needs what would go.
+
+    Nothing in the thread was changed.
+    """
+
+
 class SaverClosedError(S3SaverError):
     """The saver was closed before this call."""
 
@@ -58,5 +66,6 @@ __all__ = [
     "SaverClosedError",
     "StoreAccessError",
     "StoreUnavailableError",
+    "ThreadBusyError",
     "UnsupportedFormatError",
 ]

@@ -1,4 +1,4 @@
-"""LangGraph's objects to records of the archive, and back. The only module that calls a serializer.
+"""LangGraph's objects to records of the archive: what a put is given is serialized and laid out here.
 
 Serializers are arguments, never kept: LangGraph assigns `saver.serde` after a saver was made.
 """
@@ -17,21 +17,15 @@ from langgraph.checkpoint.base import (
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
-    CheckpointTuple,
-    DeltaChannelHistory,
-    PendingWrite,
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-from langgraph.checkpoint.serde.types import TASKS, _DeltaSnapshot
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from manifests import checkpoints as format
 from manifests.checkpoints import STRUCTURE, Entry, Header, Typed
-from manifests.writes import WriteRow, decode_writes, merge_writes
-from s3_saver.configs import checkpoint_id_of, config_of, ref_of, text_of
-from s3_saver.operations.delta_history import Ancestor
-from s3_saver.operations.load import Loaded
+from manifests.writes import WriteRow
+from s3_saver.configs import checkpoint_id_of, ref_of, text_of
 from s3_saver.refs import Ref
 from s3_saver.settings import MetadataFilter
 
@@ -140,7 +134,7 @@ def _metadata(config: RunnableConfig, metadata: CheckpointMetadata, keep: Metada
     if keep is None:
         return merged
     # LangGraph's metadata may have keys that are no text; the filter is for names.
-    dropped = [name for name in merged if isinstance(name, str) and not keep(name)]
+    dropped = [name for name in cast(Mapping[Any, Any], merged) if isinstance(name, str) and not keep(name)]
     for name in dropped:
         _warn_dropped(name)
         del merged[name]
@@ -240,74 +234,23 @@ def _is_snapshot(draft: Draft, parent: format.Checkpoint | None, name: str) -> b
     return name in draft.snapshots
 
 
+# Channels of LangGraph's own that it empties at each step, and how the others of that sort begin.
+_EMPTIED = frozenset({"__start__", "__input__", "__pregel_tasks"})
+_EMPTIED_PREFIX = "branch:"
+
+
 def _unstored(draft: Draft, channels: Mapping[str, Entry]) -> list[str]:
-    """Channels with a version and no value, but for LangGraph's own, which it empties."""
+    """Channels with a version and no value, but for LangGraph's own, which it empties.
+
+    A state's key may have any name; one that is counted is a delta channel, whatever it is called.
+    """
     versions: Mapping[str, Any] = draft.structure.get("channel_versions") or {}
-    return sorted(name for name in versions if name not in channels and not name.startswith(("__", "branch:")))
-
-
-# Reading back
-
-
-def metadata_of(serde: SerializerProtocol, thread_id: str, header: Header) -> CheckpointMetadata:
-    metadata = cast(dict[str, Any], serde.loads_typed(header.metadata))
-    if header.metadata_thread_id:
-        metadata["thread_id"] = thread_id
-    return cast(CheckpointMetadata, metadata)
-
-
-def tuple_of(serde: SerializerProtocol, loaded: Loaded, first_version: str) -> CheckpointTuple:
-    """The checkpoint as LangGraph knows it, made of fresh objects."""
-    decoded = format.decode_checkpoint(loaded.body, key=loaded.key)
-    header = decoded.header
-    checkpoint: dict[str, Any] = {**header.structure, "id": header.checkpoint_id}
-    checkpoint["channel_values"] = {
-        name: serde.loads_typed((entry.type, raw_value(loaded, decoded, name)))
-        for name, entry in header.channels.items()
-    }
-    checkpoint |= {name: serde.loads_typed(typed) for name, typed in header.extra.items()}
-    if loaded.sends:
-        _add_sends(serde, checkpoint, loaded, first_version)
-    parent = header.parent_id and config_of(Ref(loaded.ref.thread_id, loaded.ref.namespace, header.parent_id))
-    return CheckpointTuple(
-        config=config_of(loaded.ref),
-        checkpoint=cast(Checkpoint, checkpoint),
-        metadata=metadata_of(serde, loaded.ref.thread_id, header),
-        parent_config=parent or None,
-        pending_writes=[
-            (row.task_id, row.channel, serde.loads_typed((row.type, row.value)))
-            for row in standing_writes(loaded.ref, loaded.writes)
-        ],
+    return sorted(
+        name
+        for name in versions
+        if name not in channels
+        and (name in draft.counted or not (name in _EMPTIED or name.startswith(_EMPTIED_PREFIX)))
     )
-
-
-def raw_value(loaded: Loaded, decoded: format.Checkpoint, channel: str) -> bytes:
-    """A channel's serialized bytes, when their digest is right."""
-    entry = decoded.header.channels[channel]
-    if entry.value is None:
-        return format.check_digest(decoded.inline(entry), entry, channel=channel, key=loaded.key)
-    data = format.decode_value(loaded.values[entry.value], key=f"value {entry.value} of {loaded.key}")
-    return format.check_digest(data, entry, channel=channel, key=f"value {entry.value} of {loaded.key}")
-
-
-def standing_writes(ref: Ref, batches: Mapping[str, bytes]) -> list[WriteRow]:
-    """The writes that stand of a checkpoint's batches, in the order that LangGraph replays them."""
-    assert ref.checkpoint_id is not None
-    return merge_writes(
-        decode_writes(data, key=key, namespace=ref.namespace, checkpoint_id=ref.checkpoint_id)
-        for key, data in batches.items()
-    )
-
-
-def _add_sends(serde: SerializerProtocol, checkpoint: dict[str, Any], loaded: Loaded, first_version: str) -> None:
-    """Before format 4 a superstep's sends were writes on the parent; LangGraph now expects them in a channel."""
-    parent = Ref(loaded.ref.thread_id, loaded.ref.namespace, loaded.header.parent_id)
-    rows = standing_writes(parent, loaded.sends or {})
-    sends = [serde.loads_typed((row.type, row.value)) for row in rows if row.channel == TASKS]
-    if sends:
-        checkpoint["channel_values"][TASKS] = sends
-        versions = checkpoint.setdefault("channel_versions", {})
-        versions[TASKS] = max(versions.values()) if versions else first_version
 
 
 def rows_of(
@@ -326,79 +269,3 @@ def rows_of(
         )
         for idx, (channel, value) in enumerate(writes)
     ]
-
-
-def histories_of(
-    serde: SerializerProtocol, ancestors: Sequence[Ancestor], channels: Sequence[str]
-) -> dict[str, DeltaChannelHistory]:
-    """For each channel its writes on the ancestors, oldest first, back to its nearest stored value, and that value."""
-    histories: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
-    remaining = set(channels)
-    nearest_first: dict[str, list[PendingWrite]] = {channel: [] for channel in channels}
-    for ancestor in ancestors:
-        loaded = ancestor.loaded
-        for row in reversed(standing_writes(loaded.ref, loaded.writes)):
-            if row.channel in remaining:
-                value = serde.loads_typed((row.type, row.value))
-                nearest_first[row.channel].append((row.task_id, row.channel, value))
-        if ancestor.seeds:
-            decoded = format.decode_checkpoint(loaded.body, key=loaded.key)
-            for channel in ancestor.seeds:
-                entry = decoded.header.channels[channel]
-                histories[channel]["seed"] = serde.loads_typed((entry.type, raw_value(loaded, decoded, channel)))
-        remaining -= ancestor.seeds
-    for channel, writes in nearest_first.items():
-        histories[channel]["writes"] = writes[::-1]
-    return histories
-
-
-# Comparing, when a checkpoint of the same id is stored already
-
-
-def unlike(ours: Composed, theirs: Header) -> list[str]:
-    """Channels whose bytes differ; only their values need to be looked at."""
-    return [
-        name
-        for name, entry in ours.checkpoint.header.channels.items()
-        if (other := theirs.channels.get(name)) is None or (entry.type, entry.sha256) != (other.type, other.sha256)
-    ]
-
-
-def same_content(serde: SerializerProtocol, ours: Composed, theirs: Loaded, fetched: Mapping[str, bytes]) -> bool:
-    """Whether both say the same, wherever their values are. `fetched` holds value objects that ours refers to.
-
-    Encryption, and the order of a set, give the same content other bytes: then decoded values are compared.
-    """
-    mine, stored = ours.checkpoint, format.decode_checkpoint(theirs.body, key=theirs.key)
-    ours_loaded = Loaded(theirs.ref, theirs.key, mine.header, ours.body, {**fetched, **ours.values}, {})
-    return (
-        mine.header.parent_id == stored.header.parent_id
-        and mine.header.structure == stored.header.structure
-        and mine.header.metadata_thread_id == stored.header.metadata_thread_id
-        and _same(serde, mine.header.metadata, stored.header.metadata)
-        and mine.header.extra.keys() == stored.header.extra.keys()
-        and all(_same(serde, typed, stored.header.extra[name]) for name, typed in mine.header.extra.items())
-        and mine.header.channels.keys() == stored.header.channels.keys()
-        and all(
-            _same(
-                serde,
-                Typed(mine.header.channels[name].type, raw_value(ours_loaded, mine, name)),
-                Typed(stored.header.channels[name].type, raw_value(theirs, stored, name)),
-            )
-            for name in unlike(ours, stored.header)
-        )
-    )
-
-
-def _same(serde: SerializerProtocol, one: Typed, other: Typed) -> bool:
-    if one == other:
-        return True
-    first, second = serde.loads_typed(one), serde.loads_typed(other)
-    try:
-        # Bytes first: arrays, and objects without an equality of their own, have no truth to their `==`.
-        return dump(_PLAIN, first) == dump(_PLAIN, second) or bool(first == second)
-    except (TypeError, ValueError):
-        return False
-
-
-_PLAIN = JsonPlusSerializer()

@@ -6,7 +6,7 @@ is in memory that takes no request; else it is read once.
 
 from __future__ import annotations
 
-import json
+import logging
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,15 +17,18 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from manifests import checkpoints as format
 from manifests.checkpoints import Typed
 from manifests.keys import run_part
-from s3_saver import records
-from s3_saver.bucket import Body, Deadline, Get, Instant, Late, Now, Put, Work
-from s3_saver.errors import CheckpointConflictError, StoreUnavailableError
+from s3_saver import comparing, reading, records
+from s3_saver.bucket import Body, Deadline, Get, Instant, Late, Listed, Now, Put, Stored, Work
+from s3_saver.errors import ArchiveError, CheckpointConflictError, S3SaverError, StoreUnavailableError
+from s3_saver.operations.indexing import EVERY, write_index
 from s3_saver.operations.load import Loaded, assemble, checked_header, fetch
-from s3_saver.operations.put import get_parent, put
+from s3_saver.operations.put import get_parent, put, run_line
 from s3_saver.records import Composed, Draft
 from s3_saver.refs import Ref
 from s3_saver.settings import GRACE
 from s3_saver.shared import Shared
+
+logger = logging.getLogger(__name__)
 
 # Each attempt beyond the first means that the parent's load had become too old, or that a checkpoint vanished.
 _ATTEMPTS_MAX = 5
@@ -72,9 +75,10 @@ async def save(
             before=_before(shared, draft, composed),
             deadline=Deadline(parent.loaded_at, _LOAD_AGE_MAX_SECONDS) if parent and composed.refers else None,
         )
-        if stored is None:
+        if isinstance(stored, Stored):
             _mark(shared, draft)
             shared.cache.remember(key, composed.body, began)
+            await _index(shared, serde, draft, composed, key, stored)
             return
         if isinstance(stored, Late):
             continue
@@ -154,9 +158,26 @@ def _before(shared: Shared, draft: Draft, composed: Composed) -> list[Put]:
         puts.append(Put(name, thread_id.encode()))
     run = _run(draft)
     if run is not None and (begins or not shared.cache.marked(folder, run)):
-        line = json.dumps({"format": 1, "thread": layout.thread_part(folder), "run": run}).encode() + b"\n"
+        line = run_line(layout.thread_part(folder), run)
         puts += [Put(layout.marker(thread_id, run), line), Put(layout.run(thread_id, run), line)]
     return puts
+
+
+async def _index(
+    shared: Shared, serde: SerializerProtocol, draft: Draft, composed: Composed, key: str, stored: Stored
+) -> None:
+    """Keep the checkpoint's row, and index the last ones where it is their turn."""
+    describe = reading.describer(serde)
+    header, size = composed.checkpoint.header, len(composed.body)
+    row = describe(header, Listed(key, size, stored.etag, 0), Body(composed.body, size, stored.etag))
+    rows = shared.cache.add_row(shared.layout.namespace(draft.ref.thread_id, draft.ref.namespace), row, EVERY)
+    if not header.depth or header.depth % EVERY:
+        return
+    try:
+        await write_index(shared.layout, draft.ref, rows, describe, uuid.uuid4().hex, ordered=shared.ordered)
+    except (S3SaverError, ArchiveError) as error:
+        # The checkpoint is stored, which is what was asked. A reader indexes what is missing.
+        logger.warning("the manifest of thread %r was not extended: %s", draft.ref.thread_id, error)
 
 
 def _run(draft: Draft) -> str | None:
@@ -179,7 +200,7 @@ async def _settled(
         return False
     header = checked_header(shared.layout, stored.data, key=key)
     theirs = whole or Loaded(draft.ref, key, header, stored.data, {}, {})
-    unlike = records.unlike(composed, header)
+    unlike = comparing.unlike(composed, header)
     wanted = [composed.checkpoint.header.channels[name].value for name in unlike]
     ours = await fetch(
         shared.layout.value(draft.ref.thread_id, name) for name in wanted if name and name not in composed.values
@@ -189,7 +210,9 @@ async def _settled(
     }
     # Where large values went with a deleted thread, digests are all that is left to compare.
     readable = not unlike or (whole is not None and len(values) == len(ours))
-    if readable and await Work(lambda: records.same_content(serde, composed, theirs, values), _size(composed, theirs)):
+    if readable and await Work(
+        lambda: comparing.same_content(serde, composed, theirs, values), _size(composed, theirs)
+    ):
         return True
     raise CheckpointConflictError(
         f"storing {key}: checkpoint {draft.ref.checkpoint_id!r} of thread {draft.ref.thread_id!r}, namespace "

@@ -13,7 +13,9 @@ from typing import Any
 import ormsgpack
 
 from manifests import Checkpoint, Entry, Header, Layout, Typed, WriteRow, encode_checkpoint, encode_value, encode_writes
-from manifests.keys import batch_name, run_part, writes_in
+from manifests.keys import batch_name, copying_in, removal_in, run_part, segment_in, writes_in
+from manifests.removals import Removal, encode_removals
+from manifests.segments import Row, encode_segment
 
 FOLDER = Path(__file__).parent / "golden" / "format1"
 
@@ -118,6 +120,52 @@ WRITES = {
     ),
 }
 
+# Manifest segments and removal records
+
+SEGMENTS = {
+    "mixed.manifest.parquet": [
+        Row(
+            namespace="parent|child:1f0a-é",
+            checkpoint_id="1f0b",
+            parent_id="1f0a",
+            depth=7,
+            ts="2025-06-01T12:00:01+00:00",
+            v=4,
+            step=6,
+            source="loop",
+            run_id="run/1 🎉",
+            metadata_type="msgpack",
+            metadata=packed({"source": "loop", "step": 6, "run_id": "run/1 🎉"}).data,
+            metadata_thread_id=True,
+            metadata_json='{"source": "loop", "step": 6, "run_id": "run/1 🎉"}',
+            size=1234,
+            etag='"5d41402abc4b2a76b9719d911017c592"',
+            sha256=hashlib.sha256(b"the object").digest(),
+            channels=("document", "list", "messages"),
+            values=(_VALUE, "7d793037a0764186b4f1a6d8d8b6c3f1"),
+            snapshots=("list",),
+            counted=("delta", "list"),
+            unstored=("delta", "nothing"),
+            advanced=("delta",),
+        ),
+        Row(
+            namespace="",
+            checkpoint_id="1f0a",
+            metadata_type="msgpack+aes",
+            metadata=b"\x00\xff" * 20,
+            size=352,
+            etag='"7d793037a0760186574b0282f2f435e7-2"',
+        ),
+    ]
+}
+
+REMOVALS = {
+    "mixed.removals.parquet": [
+        Removal("parent|child:1f0a-é", "1f0b", hashlib.sha256(b"the object").digest(), (_VALUE, "v-2"), "run run/1 🎉"),
+        Removal("", "1f0a", None, (), "not the newest"),
+    ]
+}
+
 # Keys
 
 _LAYOUT = Layout.under("team/archive")
@@ -127,6 +175,9 @@ KEYS: dict[str, Callable[[], str | None]] = {
     "root": lambda: Layout.under("").checkpoint("7", "", "1f0a2b3c-4d5e-6f70-8192-a3b4c5d6e7f8"),
     "writes": lambda: writes_in(_FOLDER, batch_name(1_748_779_200_000_000, "00c0ffee")),
     "value": lambda: _LAYOUT.value("café/7", _VALUE),
+    "segment": lambda: segment_in(_LAYOUT.thread("café/7"), f"{_VALUE}-1"),
+    "removal": lambda: removal_in(_LAYOUT.thread("café/7"), _VALUE),
+    "copying": lambda: copying_in(_LAYOUT.thread("café/7")),
     "run": lambda: _LAYOUT.run("café/7", run_part("run/1", hidden=False)),
     "marker": lambda: _LAYOUT.marker("café/7", run_part("run/1", hidden=False)),
     "hidden marker": lambda: _LAYOUT.marker("café/7", run_part("run/1", hidden=True)),
@@ -148,4 +199,6 @@ def made() -> dict[str, bytes]:
     objects |= {name: encode_value(data) for name, data in VALUES.items()}
     for name, (namespace, checkpoint_id, rows) in WRITES.items():
         objects[name] = encode_writes(rows, namespace=namespace, checkpoint_id=checkpoint_id)
+    objects |= {name: encode_segment(rows) for name, rows in SEGMENTS.items()}
+    objects |= {name: encode_removals(rows) for name, rows in REMOVALS.items()}
     return objects

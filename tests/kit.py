@@ -71,7 +71,11 @@ class Put(NamedTuple):
 
 
 def checkpoint(
-    values: Mapping[str, Any] | None = None, versions: Mapping[str, Any] | None = None, *, id: str | None = None, **keys: Any
+    values: Mapping[str, Any] | None = None,
+    versions: Mapping[str, Any] | None = None,
+    *,
+    id: str | None = None,
+    **keys: Any,
 ) -> dict[str, Any]:
     """A checkpoint as LangGraph 1.2 makes it; `keys` add to its keys or replace them."""
     return {
@@ -276,7 +280,9 @@ class Driven:
         return self._loop.run(self.saver.aget_tuple(config))
 
     def list(self, config: Config | None, **conditions: Any) -> Iterator[Any]:
-        items = self.saver.alist(config, **conditions)
+        return self._each(self.saver.alist(config, **conditions))
+
+    def _each(self, items: Any) -> Iterator[Any]:
         try:
             while True:
                 try:
@@ -294,6 +300,21 @@ class Driven:
 
     def delete_thread(self, thread_id: str) -> None:
         self._loop.run(self.saver.adelete_thread(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        self._loop.run(self.saver.adelete_for_runs(run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        self._loop.run(self.saver.acopy_thread(source_thread_id, target_thread_id))
+
+    def prune(self, thread_ids: Sequence[str], **how: Any) -> None:
+        self._loop.run(self.saver.aprune(thread_ids, **how))
+
+    def plan_prune(self, thread_ids: Sequence[str], **how: Any) -> Any:
+        return self._loop.run(self.saver.aplan_prune(thread_ids, **how))
+
+    def threads(self, **which: Any) -> Iterator[Any]:
+        return self._each(self.saver.athreads(**which))
 
     def get_delta_channel_history(self, *, config: Config, channels: Sequence[str]) -> Any:
         return self._loop.run(self.saver.aget_delta_channel_history(config=config, channels=channels))

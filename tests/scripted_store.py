@@ -1,7 +1,7 @@
 """A store that answers as a test scripts it: what real ones do too seldom, such as a body that breaks off.
 
-    with ScriptedStore(lambda asked: Reply(404)) as store:
-        client = boto3.client("s3", endpoint_url=store.url, ...)
+with ScriptedStore(lambda asked: Reply(404)) as store:
+    client = boto3.client("s3", endpoint_url=store.url, ...)
 """
 
 from __future__ import annotations

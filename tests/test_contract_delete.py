@@ -154,9 +154,7 @@ def test_deletion_during_a_put(held: str) -> None:
     bucket.holds = lambda request: isinstance(request, Put) and archive.layout.kind(request.key) == held
     values = {"large": LARGE, "k": 2, "new": LARGE + "y"}
     call = Background(
-        lambda: put(
-            saver, values=values, parent=first, changed=("k", "new"), metadata={"run_id": "R"}, id="~"
-        )
+        lambda: put(saver, values=values, parent=first, changed=("k", "new"), metadata={"run_id": "R"}, id="~")
     )
     assert bucket.reached.wait(5)
     archive.open().delete_thread("t")

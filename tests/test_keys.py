@@ -18,6 +18,7 @@ from manifests.keys import (
     batch_name,
     checkpoint_in,
     clock_of,
+    copying_in,
     decode,
     encode,
     encode_or_hash,
@@ -27,7 +28,11 @@ from manifests.keys import (
     is_part,
     order_of,
     past,
+    removal_in,
+    removals_in,
     run_part,
+    segment_in,
+    value_in,
     writes_in,
 )
 
@@ -123,15 +128,34 @@ def test_run_keys_round_trip(layout: Layout, thread_id: str, run_id: str, hidden
 
 
 @relaxed
-@given(layouts, names, uniques)
+@given(layouts, names, uniques | st.text("0123456789abcdef-", min_size=1, max_size=40))
 def test_other_keys_of_a_thread_round_trip(layout: Layout, thread_id: str, unique: str) -> None:
-    """Values, the tombstone and the name are told apart; a name is kept only where the folder hides it."""
+    """Values, segments, records and marks are told apart; a name is kept only where the folder hides it."""
     thread = encode_or_hash(thread_id, THREAD_BYTES_MAX)
+    folder = layout.thread(thread_id)
     assert layout.parse(layout.value(thread_id, unique)) == ObjectKey("value", thread, name=unique)
+    assert layout.parse(segment_in(folder, unique)) == ObjectKey("segment", thread, name=unique)
+    assert layout.parse(removal_in(folder, unique)) == ObjectKey("removal", thread, name=unique)
+    assert layout.parse(copying_in(folder)) == ObjectKey("copying", thread)
+    assert removal_in(folder, unique).startswith(removals_in(folder))
     assert layout.parse(layout.deleted(thread_id)) == ObjectKey("deleted", thread)
     name = layout.name(thread_id)
     assert (name is not None) == is_hash(thread)
     assert name is None or layout.parse(name) == ObjectKey("name", thread)
+
+
+@relaxed
+@given(layouts, names, names, ids)
+def test_keys_built_in_a_folder_are_those_built_from_names(
+    layout: Layout, thread_id: str, namespace: str, checkpoint_id: str
+) -> None:
+    """Who knows only a thread's folder builds the same keys as who knows its id."""
+    folder = layout.thread(thread_id)
+    assert layout.thread_folder(layout.thread_part(folder)) == folder
+    assert layout.folder_in(folder, namespace, checkpoint_id) == layout.folder(thread_id, namespace, checkpoint_id)
+    assert value_in(folder, "v") == layout.value(thread_id, "v")
+    assert layout.deleted_in(folder) == layout.deleted(thread_id)
+    assert layout.name(thread_id) in (None, layout.name_in(folder))
 
 
 @relaxed
@@ -215,6 +239,10 @@ def test_the_longest_keys_fit(prefix: str, letter: str) -> None:
             layout.run(thread_id, run),
             layout.deleted(thread_id),
             layout.name(thread_id) or "",
+            # A merged segment's name has a number behind the unique one.
+            segment_in(layout.thread(thread_id), "0" * 32 + "-99"),
+            removal_in(layout.thread(thread_id), "0" * 32),
+            copying_in(layout.thread(thread_id)),
         ]
         for key in keys:
             assert len(key.encode()) <= 1024
@@ -242,6 +270,9 @@ def test_keys_never_leave_their_folders(thread_id: str, namespace: str, checkpoi
         layout.run(thread_id, run),
         layout.deleted(thread_id),
         layout.name(thread_id) or layout.deleted(thread_id),
+        segment_in(layout.thread(thread_id), "0" * 32),
+        removal_in(layout.thread(thread_id), "0" * 32),
+        copying_in(layout.thread(thread_id)),
     ]
     marker = layout.marker(thread_id, run)
     assert all(key.startswith(layout.thread(thread_id)) for key in keys)
@@ -295,9 +326,17 @@ FOREIGN = [
     "threads/thread_id=t/_runs/",
     "threads/thread_id=t/_runs/a/b",
     "threads/thread_id=t/_runs/..",
+    "threads/thread_id=t/_manifest/",
+    "threads/thread_id=t/_manifest/.parquet",
     "threads/thread_id=t/_manifest/x.parquet",
+    "threads/thread_id=t/_manifest/0A.parquet",
+    "threads/thread_id=t/_manifest/00.parquet.tmp",
+    "threads/thread_id=t/_manifest/0/0.parquet",
+    "threads/thread_id=t/_manifest/00.parquet\n",
     "threads/thread_id=t/_removed/x.parquet",
-    "threads/thread_id=t/_copying",
+    "threads/thread_id=t/_removed/00",
+    "threads/thread_id=t/_copying/",
+    "threads/thread_id=t/_copying2",
     "threads/thread_id=t/checkpoint_ns=/cez.1/_checkpoint.msgpack",
     "threads/thread_id=t/checkpoint_ns=~",
     "threads/thread_id=t/checkpoint_ns=~/cez.1",

@@ -19,6 +19,7 @@ import uuid
 import zoneinfo
 from typing import Any, NamedTuple
 
+import numpy
 import ormsgpack
 import pydantic
 import pytest
@@ -189,7 +190,6 @@ def test_arrays_are_described() -> None:
 
 def test_numpy_arrays_are_described() -> None:
     """The same where numpy made the array."""
-    numpy = pytest.importorskip("numpy")
     assert shown([numpy.zeros((2, 3), order="F")])[0]["shape"] == [2, 3]
 
 

@@ -119,7 +119,7 @@ class BotoDriver:
                     return s3.outcome_of(request, error, bucket=self._bucket)
                 except s3.Again as again:
                     if attempt + 1 == s3.ATTEMPTS_MAX:
-                        raise s3.given_up(request, again, bucket=self._bucket) from again.__cause__
+                        return s3.given_up(request, again, bucket=self._bucket)
             time.sleep(s3.pause_seconds(attempt))
         raise AssertionError("unreachable")
 

@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from s3_saver.bucket import (
     ABSENT,
     Body,
+    Copy,
     CreateBucket,
     Deadline,
     Delete,
+    Deleted,
     Get,
     Has,
     HeadBucket,
@@ -36,7 +38,7 @@ A = TypeVar("A")
 
 @dataclass
 class MemoryBucket:
-    """Objects by key. `clock_ms` is the store's clock; tests move it.
+    """Objects by key. `clock_ms` is the store's clock; tests move it. `locked` keys cannot be deleted.
 
     With `ordered=False` it lists like a directory bucket: in no order, only below whole folders, and without
     `StartAfter`.
@@ -45,6 +47,7 @@ class MemoryBucket:
     ordered: bool = True
     clock_ms: int = 1_000_000
     objects: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    locked: set[str] = field(default_factory=set)
 
     def answer(self, request: Request[Any]) -> Any:
         match request:
@@ -55,10 +58,10 @@ class MemoryBucket:
                 return self._put(key, body, expect is ABSENT, deadline)
             case List():
                 return self._list(request)
-            case Delete(keys):
-                for key in keys:
-                    self.objects.pop(key, None)
-                return None
+            case Copy(source, key):
+                return self._copy(source, key)
+            case Delete(keys, deadline):
+                return self._delete(keys, deadline)
             case Now():
                 return self.now()
             case Work(run):
@@ -82,6 +85,21 @@ class MemoryBucket:
             return Refused()
         self.objects[key] = body, self.clock_ms
         return Stored(_etag(body))
+
+    def _copy(self, source: str, key: str) -> Stored | None:
+        stored = self.objects.get(source)
+        if stored is None:
+            return None
+        self.objects[key] = stored[0], self.clock_ms
+        return Stored(_etag(stored[0]))
+
+    def _delete(self, keys: tuple[str, ...], deadline: Deadline | None) -> Deleted | Late:
+        if deadline is not None and deadline.passed(self.now()):
+            return Late()
+        for key in keys:
+            if key not in self.locked:
+                self.objects.pop(key, None)
+        return Deleted({key: "AccessDenied: locked" for key in keys if key in self.locked})
 
     def _list(self, request: List) -> Page:
         assert self.ordered or (request.after is None and (not request.prefix or request.prefix.endswith("/")))

@@ -20,9 +20,11 @@ from botocore import exceptions as boto
 from s3_saver.bucket import (
     ABSENT,
     Body,
+    Copy,
     CreateBucket,
     Deadline,
     Delete,
+    Deleted,
     Feature,
     Get,
     Has,
@@ -37,7 +39,7 @@ from s3_saver.bucket import (
     Stored,
 )
 from s3_saver.drivers.clock import now
-from s3_saver.errors import DeletionError, S3SaverError, StoreAccessError, StoreUnavailableError
+from s3_saver.errors import S3SaverError, StoreAccessError, StoreUnavailableError
 
 ATTEMPTS_MAX = 5
 
@@ -46,11 +48,11 @@ Call = tuple[str, dict[str, Any]]
 
 
 class Again(Exception):
-    """No error yet: the request may be sent again. `failed` holds the keys that a deletion left, with reasons."""
+    """No error yet: the request may be sent again. `answer` is what to answer when it was tried for long enough."""
 
-    def __init__(self, failed: Mapping[str, str] | None = None) -> None:
+    def __init__(self, answer: Deleted | None = None) -> None:
         super().__init__("the store asked to try again")
-        self.failed = failed or {}
+        self.answer = answer
 
 
 class _Passed(Exception):
@@ -73,6 +75,9 @@ def call_of(request: Request[Any], *, bucket: str, extra: Mapping[str, Any], reg
             wanted = {"StartAfter": after, "ContinuationToken": token, "Delimiter": delimiter}
             given = {name: value for name, value in wanted.items() if value}
             return "list_objects_v2", {"Bucket": bucket, "Prefix": prefix, "MaxKeys": limit, **given}
+        case Copy(source, key):
+            origin = {"Bucket": bucket, "Key": source}
+            return "copy_object", {"Bucket": bucket, "Key": key, "CopySource": origin, **_copy_extra_of(extra)}
         case Delete(keys):
             objects = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
             return "delete_objects", {"Bucket": bucket, "Delete": objects}
@@ -96,6 +101,28 @@ def _extra_of(extra: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+def _copy_extra_of(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What goes to every put goes to every copy. A copy takes over tags and headers unless it is told to replace."""
+    arguments = _extra_of(extra)
+    if "Tagging" in arguments:
+        arguments["TaggingDirective"] = "REPLACE"
+    if not _HEADERS.isdisjoint(arguments):
+        arguments["MetadataDirective"] = "REPLACE"
+    return arguments
+
+
+_HEADERS = {
+    "CacheControl",
+    "ContentDisposition",
+    "ContentEncoding",
+    "ContentLanguage",
+    "ContentType",
+    "Expires",
+    "Metadata",
+    "WebsiteRedirectLocation",
+}
+
+
 def answer_of(request: Request[Any], response: Mapping[str, Any], data: bytes = b"") -> Any:
     """The answer that `response` (with a body of `data`) gives to `request`."""
     match request:
@@ -105,6 +132,8 @@ def answer_of(request: Request[Any], response: Mapping[str, Any], data: bytes = 
             return Body(data, size, response["ETag"])
         case Put():
             return Stored(response["ETag"])
+        case Copy():
+            return Stored(response["CopyObjectResult"]["ETag"])
         case List():
             keys = tuple(_listed(item) for item in response.get("Contents", ()))
             folders = tuple(item["Prefix"] for item in response.get("CommonPrefixes", ()))
@@ -130,7 +159,7 @@ def _date_ms(response: Mapping[str, Any]) -> int:
     return round(parsedate_to_datetime(date).timestamp() * 1000)
 
 
-def _deleted(response: Mapping[str, Any]) -> None:
+def _deleted(response: Mapping[str, Any]) -> Deleted:
     """DeleteObjects answers 200 and reports what it could not delete key by key."""
     gone = {"NoSuchKey", "404"}
     failed = {
@@ -139,17 +168,8 @@ def _deleted(response: Mapping[str, Any]) -> None:
         if item["Code"] not in gone
     }
     if failed and all(reason.partition(":")[0] in _LATER for reason in failed.values()):
-        raise Again(failed)
-    if failed:
-        raise _undeleted(failed)
-
-
-def _undeleted(failed: Mapping[str, str]) -> DeletionError:
-    key, reason = next(iter(failed.items()))
-    return DeletionError(
-        f"deleting: {len(failed)} keys stayed, the first is {key} ({reason}); see .failed for all, then delete again",
-        failed,
-    )
+        raise Again(Deleted(failed))
+    return Deleted(failed)
 
 
 # Errors
@@ -230,7 +250,7 @@ def _client_error(request: Request[Any], error: boto.ClientError, bucket: str, d
         raise StoreAccessError(
             f"{doing}: there is no bucket {bucket!r}; create it, or call setup(create_bucket=True)"
         ) from error
-    if isinstance(request, Get) and found & {"NoSuchKey", "404"}:
+    if isinstance(request, Get | Copy) and found & {"NoSuchKey", "404"}:
         return None
     if found & _CONFLICT and code not in _TAKEN:
         raise Again from error
@@ -250,11 +270,12 @@ def _message(error: boto.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Message", ""))
 
 
-def given_up(request: Request[Any], again: Again, *, bucket: str) -> S3SaverError:
-    """What to raise when the last attempt failed as well."""
-    if again.failed:
-        return _undeleted(again.failed)
-    return _unavailable(describe(request, bucket), again.__cause__ or again)
+def given_up(request: Request[Any], again: Again, *, bucket: str) -> Deleted:
+    """The answer when the last attempt failed as well; raises where there is none."""
+    if again.answer is not None:
+        return again.answer
+    cause = again.__cause__ or again
+    raise _unavailable(describe(request, bucket), cause) from cause
 
 
 def _unavailable(doing: str, error: BaseException) -> StoreUnavailableError:
@@ -273,6 +294,8 @@ def describe(request: Request[Any], bucket: str) -> str:
             return f"storing {key} in bucket {bucket!r}"
         case List(prefix):
             return f"listing {prefix or 'all'} in bucket {bucket!r}"
+        case Copy(source, key):
+            return f"copying {source} to {key} in bucket {bucket!r}"
         case Delete(keys):
             return f"deleting {len(keys)} keys from {keys[0]} on in bucket {bucket!r}"
         case CreateBucket():
@@ -288,23 +311,28 @@ def pause_seconds(attempt: int) -> float:
 # Deadlines
 
 
-_UNIQUE_ID = "s3-saver-deadline"
-
-
 def watch_deadlines(events: Any) -> None:
     """Make the client whose `events` these are look at a put's deadline before it signs, retries included."""
     # Counted: savers may share a client, and one that is closed must not take the check from the others.
-    events.register_first("request-created.s3.PutObject", _check_deadline, _UNIQUE_ID, unique_id_uses_count=True)
+    for name in _DATED:
+        event = f"request-created.s3.{name}"
+        events.register_first(event, _check_deadline, f"s3-saver-{name}", unique_id_uses_count=True)
 
 
 def ignore_deadlines(events: Any) -> None:
-    events.unregister("request-created.s3.PutObject", unique_id=_UNIQUE_ID, unique_id_uses_count=True)
+    for name in _DATED:
+        event = f"request-created.s3.{name}"
+        events.unregister(event, unique_id=f"s3-saver-{name}", unique_id_uses_count=True)
+
+
+# What may have a deadline.
+_DATED = ("PutObject", "DeleteObjects")
 
 
 @contextmanager
 def deadline_of(request: Request[Any]) -> Iterator[None]:
     """What the client signs inside is held to the deadline of `request`."""
-    token = _deadline.set(request.deadline if isinstance(request, Put) else None)
+    token = _deadline.set(request.deadline if isinstance(request, Put | Delete) else None)
     try:
         yield
     finally:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
 
 from manifests.keys import Layout
-from s3_saver.bucket import DELETE_KEYS_MAX, Delete, Listed, Put, every
+from s3_saver.bucket import Listed, Put
 from s3_saver.errors import StoreUnavailableError
-from s3_saver.operations.listing import all_keys, keys_since
+from s3_saver.operations.deleting import delete_keys, refuse_leftovers
+from s3_saver.operations.listing import all_keys, folder_of, keys_since
 
 # Each sweep removes what arrived since the one before. A run that writes on for longer is stopped first.
 _SWEEPS_MAX = 20
@@ -26,10 +27,10 @@ async def delete_thread(layout: Layout, thread_id: str, *, grace_ms: int) -> Non
     listed, now_ms = await keys_since(folder)
     if all(item.key == tombstone for item in listed):
         if listed and now_ms - listed[0].modified_ms > grace_ms:
-            await Delete((tombstone,))
+            refuse_leftovers((await delete_keys([tombstone])).failed, f"deleting {folder}")
         return
     # From here on a value that is missing means that its thread was deleted, not that it was lost.
-    await Put(tombstone, f'{{"deleted_ms": {now_ms}}}\n'.encode())
+    await Put(tombstone, json.dumps({"format": 1, "deleted_ms": now_ms}).encode() + b"\n")
     for _ in range(_SWEEPS_MAX):
         await _sweep(layout, thread_id, [item for item in listed if item.key != tombstone])
         listed = await all_keys(folder)
@@ -48,12 +49,12 @@ async def _sweep(layout: Layout, thread_id: str, listed: list[Listed]) -> None:
         kinds[kind if kind in _ORDER else ""].append(item.key)
     # Markers lie outside of the thread's folder and are found through its runs, which therefore go last.
     kinds["marker"] = [layout.marker(thread_id, layout.parse(key).name) for key in kinds["run"]]
-    for kind in (*_ORDER, ""):
-        await _delete(kinds[kind])
-
-
-async def _delete(keys: Iterable[str]) -> None:
-    keys = list(keys)
-    if keys:
-        starts = range(0, len(keys), DELETE_KEYS_MAX)
-        await every(Delete(tuple(keys[start : start + DELETE_KEYS_MAX])) for start in starts)
+    where = f"deleting {layout.thread(thread_id)}"
+    checkpoints = await delete_keys(kinds["checkpoint"])
+    # A checkpoint that is there still has its writes and values.
+    stayed = {folder_of(key) for key in checkpoints.failed}
+    writes = await delete_keys(key for key in kinds["writes"] if folder_of(key) not in stayed)
+    refuse_leftovers({**checkpoints.failed, **writes.failed}, where)
+    for kind in ("value", "marker", "run", ""):
+        deletion = await delete_keys(kinds[kind])
+        refuse_leftovers(deletion.failed, where)

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from manifests.checkpoints import Header
-from manifests.keys import Layout, checkpoint_in, past
+from manifests.keys import Layout, checkpoint_in, copying_in, past
 from s3_saver.bucket import PAGE_KEYS_MAX, Body, Get, List, Listed, both, every
 from s3_saver.errors import StoreUnavailableError
-from s3_saver.operations.list_page import read_head
 from s3_saver.operations.listing import all_keys, folder_of, heads_of
-from s3_saver.operations.load import Loaded, assemble, checked_header, fetch
+from s3_saver.operations.load import Loaded, assemble, checked_header, fetch, read_head
 from s3_saver.refs import Ref
 
 # Enough for a hundred ancestors, which is LangGraph's default distance between two snapshots.
@@ -108,7 +107,7 @@ async def delta_history(layout: Layout, ref: Ref, channels: Sequence[str], *, or
     """The ancestors that matter to `channels`, nearest first; none where the target is not there or being deleted.
 
     Rounds: the pages of the namespace's listing that were needed, and at most three. One more for each ancestor with
-    an id greater than the target's, one where headers are long, one where an ancestor that matters is not there.
+    an id greater than the target's, one where headers are long, two where an ancestor that matters is not there.
     """
     for _ in range(_ATTEMPTS_MAX):
         walk = _Walk(layout, ref, ordered, set(channels))
@@ -118,15 +117,32 @@ async def delta_history(layout: Layout, ref: Ref, channels: Sequence[str], *, or
         ancestors = await every(_ancestor(walk, folder, seeds) for folder, seeds in walk.path)
         found = [ancestor for ancestor in ancestors if ancestor is not None]
         vanished = len(found) < len(ancestors)
-        if (vanished or walk.broken) and await Get(layout.deleted(ref.thread_id)) is not None:
+        if (vanished or walk.broken) and await _deleted(layout, ref, walk):
             return []
-        # Where an ancestor vanished since we saw it, the path that there is now is another one: look again.
-        if not vanished:
+        # Where an ancestor vanished or appeared since we looked, the path that there is now is another one: look again.
+        if not vanished and not (walk.broken and await _appeared(walk)):
             return found
     raise StoreUnavailableError(
         f"reading the ancestors of a checkpoint of thread {ref.thread_id!r}: they were removed while they were read, "
         f"{_ATTEMPTS_MAX} times; try again when the prune or deletion has ended"
     )
+
+
+async def _appeared(walk: _Walk) -> bool:
+    """Whether the ancestor at which the path broke off is there now: a copy into the thread ended meanwhile."""
+    return walk.next_id is not None and await read_head(checkpoint_in(walk.folder(walk.next_id))) is not None
+
+
+async def _deleted(layout: Layout, ref: Ref, walk: _Walk) -> bool:
+    """Whether ancestors lack because the thread is being deleted. Raises where it is still being copied into."""
+    folder = layout.thread(ref.thread_id)
+    tombstone, copying = await both(Get(layout.deleted_in(folder)), Get(copying_in(folder)))
+    if copying is not None and tombstone is None:
+        raise StoreUnavailableError(
+            f"reading the ancestors of a checkpoint of thread {ref.thread_id!r}: {walk.next_id!r} is not there, since "
+            "a copy into this thread has not ended; wait for it, or call copy_thread again to finish it"
+        )
+    return tombstone is not None
 
 
 async def _find_path(walk: _Walk) -> None:

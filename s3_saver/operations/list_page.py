@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from manifests.checkpoints import HEADER_GUESS_BYTES, Header, header_length
+from manifests.checkpoints import Typed
 from manifests.errors import CorruptObjectError
 from manifests.keys import Layout, decode, past
-from s3_saver.bucket import Body, Get, every
+from s3_saver.bucket import Get, every
 from s3_saver.operations.get_tuple import get_tuple
-from s3_saver.operations.listing import Head, newest_first, thread_heads, threads_page
-from s3_saver.operations.load import Loaded, checked_header, load
+from s3_saver.operations.listing import Head, id_of_head, newest_first, newest_of, thread_heads, threads_page
+from s3_saver.operations.load import Loaded, load
+from s3_saver.operations.survey import Describe, Index, index
 from s3_saver.refs import Ref
 
 # Checkpoints that one page fetches at most: what is in memory at once, and what goes out in one round.
@@ -20,8 +21,8 @@ PAGE_MAX = 32
 # Threads that are listed at once when all are.
 _THREADS_MAX = 16
 
-# Whether a checkpoint, known by its thread's id and its header, is wanted.
-Accept = Callable[[str, Header], bool]
+# Whether a checkpoint is wanted, by its thread's id, its metadata, and whether that leaves out the thread's id.
+Accept = Callable[[str, Typed, bool], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,11 @@ class Query:
     before: str | None = None
     accept: Accept | None = None
 
-    def wants(self, checkpoint_id: str) -> bool:
-        return (self.before is None or checkpoint_id < self.before) and (
-            self.checkpoint_id is None or checkpoint_id == self.checkpoint_id
+    def wants(self, namespace: str, checkpoint_id: str) -> bool:
+        return (
+            (self.namespace is None or namespace == self.namespace)
+            and (self.before is None or checkpoint_id < self.before)
+            and (self.checkpoint_id is None or checkpoint_id == self.checkpoint_id)
         )
 
 
@@ -44,13 +47,16 @@ class Query:
 class Listing:
     """A listing under way. Await `page` until it returns None; a page may be empty.
 
-    Rounds: one namespace, two a page (three with a condition). A thread, the pages of its listing first, and one a
-    page of checkpoints from there on. Large values take one more.
+    Rounds: one namespace, two a page. Whole threads, the pages of their listings first, and one a page of checkpoints
+    from there on. With a condition, also those of the manifest: metadata is looked at there, and only what is wanted
+    is fetched. Large values take one more. `indexes` are the manifests that were read, for whoever may tend them.
     """
 
     layout: Layout
     query: Query
+    describe: Describe
     ordered: bool = True
+    indexes: list[Index] = field(default_factory=list)
     _after: str | None = None
     _token: str | None = None
     _begun: bool = False
@@ -66,7 +72,8 @@ class Listing:
         if query.thread_id is not None and query.namespace is not None:
             if query.checkpoint_id is not None:
                 return await self._exact(Ref(query.thread_id, query.namespace, query.checkpoint_id))
-            return await self._in_namespace(query.thread_id, query.namespace, min(count, PAGE_MAX))
+            if query.accept is None:
+                return await self._in_namespace(query.thread_id, query.namespace, min(count, PAGE_MAX))
         if not self._heads:
             await self._more_heads()
         heads = [self._heads.popleft() for _ in range(min(count, PAGE_MAX, len(self._heads)))]
@@ -74,12 +81,14 @@ class Listing:
 
     async def _exact(self, ref: Ref) -> list[Loaded]:
         self._ended = True
-        if not self.query.wants(ref.checkpoint_id or ""):
+        if not self.query.wants(ref.namespace, ref.checkpoint_id or ""):
             return []
         loaded = await get_tuple(self.layout, ref)
-        accept = self.query.accept
-        wanted = loaded is not None and (accept is None or accept(ref.thread_id, loaded.header))
-        return [loaded] if loaded is not None and wanted else []
+        if loaded is None:
+            return []
+        header, accept = loaded.header, self.query.accept
+        wanted = accept is None or accept(ref.thread_id, header.metadata, header.metadata_thread_id)
+        return [loaded] if wanted else []
 
     async def _in_namespace(self, thread_id: str, namespace: str, count: int) -> list[Loaded]:
         if not self._begun and self.query.before is not None:
@@ -87,56 +96,60 @@ class Listing:
             self._after = past(self.layout.folder(thread_id, namespace, self.query.before))
         self._begun = True
         folder = self.layout.namespace(thread_id, namespace)
-        listed = await newest_first(
-            self.layout,
-            folder,
-            count=PAGE_MAX if self.query.accept else count,
-            after=self._after,
-            ordered=self.ordered,
-        )
+        listed = await newest_first(self.layout, folder, count=count, after=self._after, ordered=self.ordered)
         self._after, self._ended = listed.after, listed.after is None
         return await self._load([(thread_id, head) for head in listed.heads])
 
     async def _load(self, heads: Sequence[tuple[str, Head]]) -> list[Loaded]:
-        if self.query.accept is not None:
-            heads = await self._accepted(heads, self.query.accept)
         loaded = await every(load(self.layout, thread_id, head) for thread_id, head in heads)
         return [item for item in loaded if item is not None]
-
-    async def _accepted(self, heads: Sequence[tuple[str, Head]], accept: Accept) -> list[tuple[str, Head]]:
-        headers = await every(read_header(self.layout, head.checkpoint.key) for _, head in heads)
-        return [
-            (thread_id, head)
-            for (thread_id, head), header in zip(heads, headers, strict=True)
-            if header is not None and accept(thread_id, header)
-        ]
 
     async def _more_heads(self) -> None:
         if self.query.thread_id is not None:
             self._ended = True
-            found = [(self.query.thread_id, await self._thread(self.layout.thread(self.query.thread_id)))]
-        else:
-            found = await self._next_threads()
-        for thread_id, heads in found:
-            self._heads.extend(
-                (thread_id, head)
-                for head in heads
-                if self.query.wants(self.layout.parse(head.checkpoint.key).checkpoint_id)
-            )
-
-    async def _thread(self, folder: str) -> list[Head]:
-        return await thread_heads(self.layout, folder, ordered=self.ordered)
-
-    async def _next_threads(self) -> list[tuple[str, list[Head]]]:
+            found = await self._thread(self.layout.thread(self.query.thread_id))
+            self._heads.extend((self.query.thread_id, head) for head in self._wanted(self.query.thread_id, found))
+            return
         if not self._folders:
             page = await threads_page(self.layout, self._token)
             self._token, self._ended = page.token, page.token is None
             self._folders.extend(page.folders)
         folders = [self._folders.popleft() for _ in range(min(_THREADS_MAX, len(self._folders)))]
-        heads = await every(self._thread(folder) for folder in folders)
-        there = [(folder, found) for folder, found in zip(folders, heads, strict=True) if found]
+        threads = await every(self._thread(folder) for folder in folders)
+        there = [(folder, found) for folder, found in zip(folders, threads, strict=True) if _heads_of(found)]
         names = await every(thread_name(self.layout, folder) for folder, _ in there)
-        return [(name, found) for name, (_, found) in zip(names, there, strict=True) if name is not None]
+        for name, (_, found) in zip(names, there, strict=True):
+            if name is not None:
+                self._heads.extend((name, head) for head in self._wanted(name, found))
+
+    async def _thread(self, folder: str) -> Index | list[Head]:
+        """A thread's manifest where there is a condition on metadata, else its heads."""
+        if self.query.accept is None:
+            return await thread_heads(self.layout, folder, ordered=self.ordered)
+        found = await index(self.layout, folder, self.describe)
+        self.indexes.append(found)
+        return found
+
+    def _wanted(self, thread_id: str, found: Index | list[Head]) -> list[Head]:
+        """The heads that the query wants, newest first over all namespaces."""
+        heads = newest_of(_heads_of(found))
+        if isinstance(found, Index) and self.query.accept is not None:
+            accept, wants = self.query.accept, self.query.wants
+            wanted = {
+                folder
+                for folder, row in found.rows(_FILTERED)
+                if wants(row.namespace, row.checkpoint_id)
+                and accept(thread_id, row.typed_metadata, row.metadata_thread_id)
+            }
+            return [head for head in heads if head.folder in wanted]
+        return [head for head in heads if self.query.wants(self.query.namespace or "", id_of_head(head))]
+
+
+_FILTERED = ("namespace", "checkpoint_id", "metadata_type", "metadata", "metadata_thread_id")
+
+
+def _heads_of(found: Index | list[Head]) -> list[Head]:
+    return list(found.survey.heads) if isinstance(found, Index) else found
 
 
 async def thread_name(layout: Layout, folder: str) -> str | None:
@@ -153,21 +166,7 @@ async def thread_name(layout: Layout, folder: str) -> str | None:
         return None
     if stored is None:
         raise CorruptObjectError(
-            f"reading {layout.name_in(folder)}: it is not there, so the id of this thread is not known; store the id under that "
-            "key again, or delete the folder"
+            f"reading {layout.name_in(folder)}: it is not there, so the id of this thread is not known; store the id "
+            "under that key again, or delete the folder"
         )
     return stored.data.decode()
-
-
-async def read_header(layout: Layout, key: str) -> Header | None:
-    """The header of the checkpoint object at `key`, None where it was removed. One round, two for a long header."""
-    found = await read_head(key)
-    return None if found is None else checked_header(layout, found.data, key=key)
-
-
-async def read_head(key: str) -> Body | None:
-    """The first bytes of a checkpoint object, its header among them; None where it was removed."""
-    found = await Get(key, first_bytes=HEADER_GUESS_BYTES)
-    if found is None or found.whole or header_length(found.data, key=key) <= len(found.data):
-        return found
-    return await Get(key)

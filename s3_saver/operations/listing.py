@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from manifests.keys import Layout, past
+from manifests.keys import Layout, id_of, past
 from s3_saver.bucket import PAGE_KEYS_MAX, List, Listed
 
 # Most listings end with their first page, which is small. Those that go on get larger pages.
@@ -111,8 +111,20 @@ async def keys_since(prefix: str) -> tuple[list[Listed], int]:
 async def thread_heads(layout: Layout, thread_folder: str, *, ordered: bool = True) -> list[Head]:
     """All heads of a thread, newest first over all namespaces: as many rounds as its listing has pages."""
     prefix = f"{thread_folder}checkpoint_ns=" if ordered else thread_folder
-    heads = heads_of(layout, await all_keys(prefix))
+    return newest_of(heads_of(layout, await all_keys(prefix)))
+
+
+def newest_of(heads: Iterable[Head]) -> list[Head]:
+    """The heads, newest first over all namespaces: their folders' names sort so."""
     return sorted(heads, key=lambda head: head.folder.split("/")[-2])
+
+
+def id_of_head(head: Head) -> str:
+    return id_of(head.folder.split("/")[-2])
+
+
+# Every thread of a page is listed in the same round.
+_THREADS_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +135,8 @@ class Threads:
     token: str | None
 
 
-async def threads_page(layout: Layout, token: str | None) -> Threads:
-    """A page of the threads that there are. A folder is no proof that anything is in it."""
-    page = await List(layout.threads, token=token, delimiter="/")
+async def threads_page(layout: Layout, token: str | None, *, after: str | None = None) -> Threads:
+    """A page of the threads that there are, from a token or behind a thread. A folder proves nothing to be in it."""
+    start = None if after is None or token is not None else past(layout.thread(after))
+    page = await List(layout.threads, after=start, token=token, delimiter="/", limit=_THREADS_PAGE)
     return Threads(tuple(folder for folder in page.folders if "/thread_id=" in folder), page.token)

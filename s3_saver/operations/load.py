@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from manifests.checkpoints import Header, decode_header
+from manifests.checkpoints import HEADER_GUESS_BYTES, Header, decode_header, header_length
 from manifests.errors import CorruptObjectError
 from manifests.keys import Layout
 from s3_saver.bucket import Body, Get, both, every
@@ -123,3 +123,17 @@ async def _sends(layout: Layout, thread_id: str, header: Header) -> _Sends | Non
     there = any(layout.kind(listed.key) == "checkpoint" for listed in keys)
     # Without its parent a checkpoint has no sends, unless it is being removed too: that is for the caller to see.
     return _Sends({key: found.data for key, found in batches.items() if found}, there and all(batches.values()))
+
+
+async def read_header(layout: Layout, key: str) -> Header | None:
+    """The header of the checkpoint object at `key`, None where it was removed. One round, two for a long header."""
+    found = await read_head(key)
+    return None if found is None else checked_header(layout, found.data, key=key)
+
+
+async def read_head(key: str) -> Body | None:
+    """The first bytes of a checkpoint object, its header among them; None where it was removed."""
+    found = await Get(key, first_bytes=HEADER_GUESS_BYTES)
+    if found is None or found.whole or header_length(found.data, key=key) <= len(found.data):
+        return found
+    return await Get(key)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from manifests.keys import Layout
-from s3_saver.bucket import ABSENT, Body, Deadline, Get, Late, Put, Refused, every
+from s3_saver.bucket import ABSENT, Body, Deadline, Get, Late, Put, Refused, Stored, every
 from s3_saver.errors import StoreUnavailableError
 from s3_saver.refs import Ref
 
@@ -14,26 +15,29 @@ _ATTEMPTS_MAX = 5
 
 async def put(
     key: str, body: bytes, *, before: Sequence[Put] = (), deadline: Deadline | None = None
-) -> Late | Body | None:
+) -> Stored | Late | Body:
     """Store the checkpoint object at `key`, after `before` (names, markers, large values). One round, or two.
 
-    Returns None where it is stored now, the stored `Body` where one was there before, and `Late` where `deadline`
-    passed first. Nothing else was changed in these cases but that parts in `before` may be orphaned.
+    Returns `Stored` where it is stored now, the `Body` that was there before where there was one, and `Late` where
+    `deadline` passed first. In the last two cases nothing is changed but that parts in `before` may be orphaned.
     """
     if before:
         await every(before)
     for _ in range(_ATTEMPTS_MAX):
         # The commit point: the checkpoint becomes visible, with all that it needs.
         answer = await Put(key, body, expect=ABSENT, deadline=deadline)
-        if isinstance(answer, Late):
-            return answer
         if not isinstance(answer, Refused):
-            return None
+            return answer
         # Refused is no conflict yet: our own first try may have landed, its answer lost.
         stored = await Get(key)
         if stored is not None:
             return stored
     raise StoreUnavailableError(f"storing {key}: it appeared and vanished {_ATTEMPTS_MAX} times; try again")
+
+
+def run_line(thread: str, run: str) -> bytes:
+    """What a run's markers say: a line of JSON. Both parts as they stand in keys."""
+    return json.dumps({"format": 1, "thread": thread, "run": run}).encode() + b"\n"
 
 
 async def put_writes(key: str, body: bytes) -> None:
