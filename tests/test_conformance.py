@@ -9,11 +9,19 @@ from uuid import uuid4
 import pytest
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.report import ProgressCallbacks
-
 from savers import async_saver, sync_saver
 
-CAPABILITIES = {"put", "put_writes", "get_tuple", "list", "delete_thread"}
-TESTS = 58
+CAPABILITIES = {
+    "put",
+    "put_writes",
+    "get_tuple",
+    "list",
+    "delete_thread",
+    "delete_for_runs",
+    "copy_thread",
+    "prune",
+}
+TESTS = 81
 
 
 @pytest.mark.parametrize("kind", ["S3Saver", "AsyncS3Saver"])
