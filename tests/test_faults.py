@@ -1050,7 +1050,7 @@ def test_f95_failure_at_any_request_of_a_put(after: bool) -> None:
 
 @both_colours
 async def test_f97_cancelled_put_leaves_all_or_nothing(moto_server: Server, prefix: str, colour: str) -> None:
-    """However far a put has come when it is cancelled, a reader finds it whole or not at all, and it can be repeated."""
+    """However far a put has come when it is cancelled, a reader finds it whole or not at all."""
     values = {"k": 1, "large": LARGE}
     async with saver_of(colour, moto_server, prefix) as saver:
         for steps in (0, 1, 2, 5, 20, 60):
