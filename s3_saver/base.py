@@ -23,6 +23,7 @@ from langgraph.checkpoint.base import (
 
 from s3_saver.bucket import Operation
 from s3_saver.commits import Rows
+from s3_saver.configs import limit_of
 from s3_saver.errors import ArchiveError, S3SaverError
 from s3_saver.flows import Flows
 from s3_saver.operations.prune import PrunePlan
@@ -108,7 +109,7 @@ class SaverBase(Flows):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Yield checkpoints, newest first in each thread. Nothing is held between two of them."""
-        left = limit
+        left = limit_of(limit)
         listing = self._listing(config, filter, before)
         while left is None or left > 0:
             page = self._noted_run("list", config, self._page(listing, left))
@@ -153,7 +154,7 @@ class SaverBase(Flows):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """Yield checkpoints, newest first in each thread. Nothing is held between two of them."""
-        left = limit
+        left = limit_of(limit)
         listing = self._listing(config, filter, before)
         while left is None or left > 0:
             page = await self._noted_arun("list", config, self._page(listing, left))

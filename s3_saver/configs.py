@@ -61,6 +61,13 @@ def query_of(config: RunnableConfig | None, *, filter: dict[str, Any] | None, be
     return Query(ref.thread_id, ref.namespace if namespaced else None, ref.checkpoint_id, bound)
 
 
+def limit_of(limit: object) -> int | None:
+    """A limit of `list`: a whole number, or None for all."""
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+        raise TypeError(f"limit must be a whole number or None; got {limit!r}")
+    return limit
+
+
 def accept_by(
     filter: dict[str, Any] | None, metadata_of: Callable[[str, Typed, bool], CheckpointMetadata]
 ) -> Accept | None:

@@ -212,7 +212,7 @@ def _explanation(report: Report) -> str:
 
 def _suggestions(report: Report) -> Iterator[str]:
     if report["kind"] == "moto":
-        yield "  This platform has no SeaweedFS wheel: the demo ran on moto, which keeps nothing."
+        yield "  SeaweedFS is not installed here: the demo ran on moto, which keeps nothing."
     elif report["data"]:
         yield f"  [green]s3-saver serve --data {escape(report['data'])}[/green]   serve this bucket again"
         yield "  and then in Python, with the environment lines that it prints:"

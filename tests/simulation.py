@@ -7,7 +7,7 @@ can come between.
 
     explore(make, node=check, end=check)     every order of the steps of all operations, from a new world each time
     sample(make, seeds, node=…, end=…)       seeded random orders, where every one would be too many
-    repeated(operation)                      the same with every put's first answer lost, what it asks repeated
+    repeated(operation)                      the same, where the first answer to each conditional put gets lost
     crashes(case), losses(case), failures(case)    one operation, attacked at each of its steps
 
 `explore` leaves out orders that differ only in swapping neighbours that cannot matter to each other (two reads, say),
@@ -27,7 +27,21 @@ from typing import Any
 
 from memory_saver import MemorySaver
 
-from s3_saver.bucket import CreateBucket, Delete, Get, Has, HeadBucket, List, Now, Operation, Put, Request, Round, Work
+from s3_saver.bucket import (
+    ABSENT,
+    CreateBucket,
+    Delete,
+    Get,
+    Has,
+    HeadBucket,
+    List,
+    Now,
+    Operation,
+    Put,
+    Request,
+    Round,
+    Work,
+)
 from s3_saver.drivers.memory import MemoryBucket
 from s3_saver.errors import StoreUnavailableError
 
@@ -41,7 +55,7 @@ _STEPS_MAX = 2_000
 class Step:
     """One request, or one key of a deletion, that a running operation waits for. `place` is the same in every run."""
 
-    place: tuple[str, int, int, int]
+    place: tuple[str, int, int, Any]
     request: Request[Any]
 
     @property
@@ -59,7 +73,9 @@ class Step:
 class Running:
     """An operation under way. It ends with a `result` or an `error`."""
 
-    def __init__(self, name: str, bucket: MemoryBucket, operation: Operation[Any]) -> None:
+    def __init__(
+        self, name: str, bucket: MemoryBucket, operation: Operation[Any], name_of: Callable[[str], Any] = str
+    ) -> None:
         self.name = name
         self.result: Any = None
         self.error: Exception | None = None
@@ -67,6 +83,7 @@ class Running:
         self.steps: list[Step] = []
         self._bucket = bucket
         self._operation = operation
+        self._name_of = name_of
         self._rounds = 0
         self._round: Round = ()
         self._answers: list[Any] = []
@@ -118,9 +135,9 @@ class Running:
             if isinstance(request, Now | Work):
                 self._answers[index] = self._bucket.answer(request)
             else:
-                parts = [Delete((key,)) for key in request.keys] if isinstance(request, Delete) else [request]
-                places = ((self.name, self._rounds, index, part) for part in range(len(parts)))
-                self.steps += [Step(place, part) for place, part in zip(places, parts, strict=True)]
+                keys = request.keys if isinstance(request, Delete) else ()
+                parts = {self._name_of(key): Delete((key,)) for key in keys} or {None: request}
+                self.steps += [Step((self.name, self._rounds, index, part), one) for part, one in parts.items()]
         if not self.steps:
             self._next()
 
@@ -142,15 +159,19 @@ class World:
         return process(self.bucket, **settings)
 
     def start(self, name: str, operation: Operation[Any]) -> Running:
-        self.running[name] = Running(name, self.bucket, operation)
+        if not self.running:
+            self.origins = {key: number for number, key in enumerate(self.bucket.objects)}
+        self.running[name] = Running(name, self.bucket, operation, self.name_of)
         return self.running[name]
+
+    def name_of(self, key: str) -> Any:
+        """What to call a key that may hold a unique name: the step that put it."""
+        return self.origins.get(key, key)
 
     def steps(self) -> list[Step]:
         return [step for running in self.running.values() for step in running.steps]
 
     def carry_out(self, step: Step, **how: Any) -> None:
-        for number, key in enumerate(self.bucket.objects if not self.trace else ()):
-            self.origins[key] = number
         self.trace.append(step)
         self.running[step.place[0]].carry_out(step, **how)
         request = step.request
@@ -159,7 +180,7 @@ class World:
 
     def state(self) -> frozenset[Any]:
         """What the bucket holds, said in a way that is the same in every run although unique names are not."""
-        return frozenset(self.origins.get(key, key) for key in self.bucket.objects)
+        return frozenset(self.name_of(key) for key in self.bucket.objects)
 
     def finish(self) -> None:
         """Carry out what is left, each operation's steps in their order."""
@@ -196,7 +217,7 @@ class _Raw(Awaitable[list[Any]]):
 
 
 async def repeated(operation: Operation[Any]) -> Any:
-    """The operation's result, where the first answer for each key that it puts gets lost: the client repeats the put.
+    """The operation's result, where the first answer to each conditional put gets lost: the client repeats the put.
 
     The repetition is a round of its own, so that anything may happen in between.
     """
@@ -205,13 +226,9 @@ async def repeated(operation: Operation[Any]) -> Any:
         round_ = operation.send(None)  # type: ignore[arg-type]
         while True:
             answers = await _Raw(round_)
-            puts = [
-                index for index, request in enumerate(round_) if isinstance(request, Put) and request.key not in lost
-            ]
-            lost |= {round_[index].key for index in puts}  # type: ignore[attr-defined]
-            again = await _Raw(tuple(round_[index] for index in puts)) if puts else []
-            for index, answer in zip(puts, again, strict=True):
-                answers[index] = answer
+            if isinstance(put := round_[0], Put) and put.expect is ABSENT and put.key not in lost:
+                lost.add(put.key)
+                answers = await _Raw(round_)
             round_ = operation.send(answers)
     except StopIteration as stop:
         return stop.value

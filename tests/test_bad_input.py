@@ -348,8 +348,8 @@ SECRET = "wJalrXUtnFEMI"
         ("s3://bucket?region_name=a&region_name=b", "region_name"),
         ("s3://bucket//p", "prefix"),
         ("s3://bucket/../p", "prefix"),
-        (None, "s3://"),
-        (b"s3://bucket", "s3://"),
+        (None, "NoneType"),
+        (b"s3://bucket", "bytes"),
     ],
 )
 async def test_connection_string(cls: Any, address: Any, names: str) -> None:

@@ -261,8 +261,8 @@ def test_equals_the_base_class(seed: int) -> None:
         values |= {channel: None for channel in "abc" if dice.random() < 0.03}
         changed = [channel for channel in "abc" if channel in values or dice.random() < 0.7]
         puts.append(put(saver, values=values, parent=parent, changed=changed, id=name))
-        for task in range(dice.randrange(4)):
-            rows = [(dice.choice("abc"), dice.random()) for _ in range(dice.randrange(3))]
+        for _ in range(dice.randrange(4)):
+            rows = [(dice.choice("abc"), dice.random()) for _write in range(dice.randrange(3))]
             saver.put_writes(puts[-1].config, rows, f"task{dice.randrange(9)}", dice.choice(["", "~a", "~b"]))
     for stored in [*dice.sample(puts, 25), puts[-1]]:
         expected = BaseCheckpointSaver.get_delta_channel_history(saver, config=stored.config, channels=["a", "b", "c"])

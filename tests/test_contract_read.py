@@ -34,6 +34,7 @@ from pydantic import BaseModel
 from savers import Server, async_saver, boto3_client
 
 from s3_saver import AsyncS3Saver, S3Saver
+from s3_saver.bucket import Deadline, Instant, Late, Put
 
 THREADS = ["a", "a/b", "a|b", "a%2Fb", "A", "", " ", "..", "é", "e\u0301", "🙂", "n" * 900]
 NAMESPACES = ["", "~", "n", "n:1", "n:1|m:2", "n/1", "N", "..", "__default__", "é", "n:" + "1" * 300]
@@ -335,6 +336,12 @@ def test_injected_client_stays_open(moto_server: Server, prefix: str) -> None:
     put(other, id="0")
     one.close()
     one.close()
+
+    async def late() -> Any:
+        return await Put("never", b"x", deadline=Deadline(Instant(0, 0, 0), 0))
+
+    # The check of deadlines, which each saver adds to the client, is still there for the other one.
+    assert isinstance(other._driver.run(late()), Late)
     assert client.list_objects_v2(Bucket=moto_server.bucket, Prefix=prefix)["KeyCount"] == 2
     assert len(list(other.list(config()))) == 2
     other.close()

@@ -84,7 +84,7 @@ def test_last_of_equal_special_writes_in_one_list(saver: Any) -> None:
 
 
 def test_position_counts_special_writes(saver: Any) -> None:
-    """An ordinary write's index is its place in the whole list, so a list without its special write collides as in LangGraph."""
+    """An ordinary write's index is its place in the whole list, so a list without its special write collides."""
     stored = put(saver)
     saver.put_writes(stored.config, [("__interrupt__", "i"), ("a", 1)], "task")
     saver.put_writes(stored.config, [("b", 2), ("c", 2)], "task")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import pytest
 from aiobotocore.session import AioSession
-from savers import Server
+from savers import Server, boto3_client
 from scripted_store import Asked, Reply, ScriptedStore, refusal
 from slow_proxy import SlowProxy
 
@@ -23,6 +25,7 @@ from s3_saver.bucket import (
     CreateBucket,
     Deadline,
     Delete,
+    Deleted,
     Feature,
     Get,
     Has,
@@ -44,7 +47,7 @@ from s3_saver.drivers.aio import AioDriver
 from s3_saver.drivers.boto import BotoDriver
 from s3_saver.drivers.clock import now
 from s3_saver.drivers.memory import MemoryDriver
-from s3_saver.errors import DeletionError, SaverClosedError, StoreAccessError, StoreUnavailableError
+from s3_saver.errors import SaverClosedError, StoreAccessError, StoreUnavailableError
 
 A = TypeVar("A")
 Driver = Any
@@ -59,8 +62,12 @@ both_colours = pytest.mark.parametrize("colour", ["boto3", "aiobotocore"])
 
 CONCURRENCY = 8
 
+_SETTINGS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE")
 
-def _session(colour: str) -> Any:
+
+@cache
+def _session(colour: str, *_: str) -> Any:
+    """A session, one for all tests with the same credentials: it keeps what it found in the environment."""
     if colour == "aiobotocore":
         return AioSession()
     import aioboto3
@@ -79,7 +86,7 @@ async def opened(
     if colour == "boto3":
         driver = BotoDriver(lambda: make_boto3_client(connection, concurrency), owned=True, **common)
     else:
-        session = _session(colour)
+        session = _session(colour, *(os.environ.get(name, "") for name in _SETTINGS))
         driver = AioDriver(lambda: open_async_client(session, connection, concurrency), **common)
     try:
         yield driver
@@ -124,6 +131,15 @@ async def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         yield MemoryDriver()
         return
     server = request.getfixturevalue(SERVERS[name])
+    if colour == "boto3":
+        # One client for all tests, since making one takes long.
+        client, extra = boto3_client(server), {}
+        made = BotoDriver(
+            lambda: client, owned=False, bucket=server.bucket, put_extra_args=extra, max_concurrency=CONCURRENCY
+        )
+        yield made
+        made.close()
+        return
     enter(monkeypatch, server.access_key, server.secret_key)
     async with opened(colour, server.endpoint_url, server.bucket) as made:
         yield made
@@ -591,39 +607,56 @@ async def test_store_that_cannot_be_reached(colour: str, keys: None) -> None:
 
 
 @every_colour
-async def test_wrong_configuration(colour: str, keys: None) -> None:
-    """An endpoint that is none raises an error of access, before anything is sent."""
+async def test_endpoint_that_is_no_url(colour: str, keys: None) -> None:
+    """An endpoint that is none is a wrong call, found out before anything is sent."""
     async with opened(colour, "nowhere", "some-bucket") as driver:
-        with pytest.raises(StoreAccessError, match="nowhere"):
+        with pytest.raises(ValueError, match="nowhere"):
             await ask(driver, Get("a"))
+
+
+@both_colours
+async def test_wrong_configuration(colour: str, keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile that does not exist raises an error that names it, whichever driver was to connect with it."""
+    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
+    async with opened(colour, "http://127.0.0.1:9", "some-bucket") as driver:
+        failures = await _failures(driver, list(REQUESTS))
+        _assert_clear(failures, StoreAccessError, "'some-bucket'", "no-such-profile", "configuration")
 
 
 # What passes by itself
 
 
+FAULTS: dict[str, Callable[[SlowProxy, str], None]] = {
+    "503": lambda proxy, op: proxy.fail(op=op, status=503),
+    "500": lambda proxy, op: proxy.fail(op=op, status=500),
+    "409": lambda proxy, op: proxy.fail(op=op, status=409),
+    "lost": lambda proxy, op: proxy.lose_answer(op=op),
+}
+OPERATIONS = ("PutObject", "GetObject", "ListObjectsV2", "DeleteObjects", "HeadBucket")
+
+
 @every_colour
 async def test_passing_trouble_is_retried(colour: str, seaweed_keys: Server, prefix: str) -> None:
     """A refusal to serve, a conflict of two puts and a lost answer are tried again, each for every kind of request."""
-    faults: list[Callable[[SlowProxy, str], None]] = [
-        lambda proxy, op: proxy.fail(op=op, status=503),
-        lambda proxy, op: proxy.fail(op=op, status=500),
-        lambda proxy, op: proxy.fail(op=op, status=409),
-        lambda proxy, op: proxy.lose_answer(op=op),
-    ]
-    with SlowProxy(seaweed_keys.endpoint_url, latency_ms=0) as proxy:
-        async with opened(colour, proxy.url, seaweed_keys.bucket) as driver:
-            for number, fault in enumerate(faults):
-                key = f"{prefix}/{number}"
-                for op in ("PutObject", "GetObject", "ListObjectsV2", "DeleteObjects", "HeadBucket"):
-                    fault(proxy, op)
-                assert isinstance(await ask(driver, Put(key, b"x")), Stored)
-                assert (await ask(driver, Get(key))) is not None
-                assert len((await ask(driver, List(key))).keys) == 1
-                await ask(driver, Delete((key,)))
-                assert await ask(driver, HeadBucket()) is True
-                assert await ask(driver, Get(key)) is None
-        counts = proxy.operations()
-        assert counts["PutObject"] == counts["DeleteObjects"] == counts["ListObjectsV2"] == 2 * len(faults)
+
+    async def life_of(key: str) -> None:
+        assert isinstance(await Put(key, b"x"), Stored)
+        assert (await Get(key)) is not None
+        assert len((await List(key)).keys) == 1
+        await Delete((key,))
+        assert await HeadBucket() is True
+        assert await Get(key) is None
+
+    async def under(fault: str) -> None:
+        with SlowProxy(seaweed_keys.endpoint_url, latency_ms=0) as proxy:
+            for op in OPERATIONS:
+                FAULTS[fault](proxy, op)
+            async with opened(colour, proxy.url, seaweed_keys.bucket) as driver:
+                await driver.arun(life_of(f"{prefix}/{fault}"))
+            counts = proxy.operations()
+            assert counts == dict.fromkeys(OPERATIONS, 2) | {"GetObject": 3}
+
+    await asyncio.gather(*(under(fault) for fault in FAULTS))
 
 
 @every_colour
@@ -691,13 +724,12 @@ def _deletion(*failed: tuple[str, str]) -> Reply:
 
 @both_colours
 async def test_keys_that_could_not_be_deleted_are_named(colour: str, keys: None) -> None:
-    """The store answers 200 and reports each key that stayed: all of them are in the error."""
+    """The store answers 200 and reports each key that stayed: all of them are in the answer."""
     reply = _deletion(("a", "AccessDenied"), ("b", "InternalError"), ("gone", "NoSuchKey"))
     with ScriptedStore(lambda asked: reply) as store:
         async with opened(colour, store.url, "bucket") as driver:
-            with pytest.raises(DeletionError, match="2 keys stayed, the first is a") as raised:
-                await ask(driver, Delete(("a", "b", "gone", "c")))
-    assert raised.value.failed == {"a": "AccessDenied: why", "b": "InternalError: why"}
+            answer = await ask(driver, Delete(("a", "b", "gone", "c")))
+    assert answer == Deleted({"a": "AccessDenied: why", "b": "InternalError: why"})
 
 
 @both_colours
@@ -712,12 +744,10 @@ async def test_keys_to_be_deleted_later_are_asked_again(colour: str, keys: None)
 
 @both_colours
 async def test_keys_that_never_go_are_given_up(colour: str, keys: None) -> None:
-    """When asking again does not help, the error names what stayed."""
+    """When asking again does not help, the answer names what stayed."""
     with ScriptedStore(lambda asked: _deletion(("a", "SlowDown"))) as store:
         async with opened(colour, store.url, "bucket") as driver:
-            with pytest.raises(DeletionError) as raised:
-                await ask(driver, Delete(("a", "b")))
-        assert raised.value.failed == {"a": "SlowDown: why"}
+            assert await ask(driver, Delete(("a", "b"))) == Deleted({"a": "SlowDown: why"})
         assert len(store.requests) == 5
 
 

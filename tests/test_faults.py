@@ -857,8 +857,8 @@ def test_f84_forks_of_a_delta_channel_do_not_mix() -> None:
         end = build_deltas(archive.open()).get_state(run)
         assert end.values == live[name]
     assert live["left"]["log"] != live["right"]["log"]
-    assert ["in", "left"] == live["left"]["log"][:2]
-    assert ["in", "right"] == live["right"]["log"][:2]
+    assert live["left"]["log"][:2] == ["in", "left"]
+    assert live["right"]["log"][:2] == ["in", "right"]
 
 
 def test_f88_delta_walk_is_a_few_rounds() -> None:
@@ -1050,7 +1050,7 @@ def test_f95_failure_at_any_request_of_a_put(after: bool) -> None:
 
 @both_colours
 async def test_f97_cancelled_put_leaves_all_or_nothing(moto_server: Server, prefix: str, colour: str) -> None:
-    """However far a put has come when it is cancelled, a reader finds it whole or not at all, and it can be repeated."""
+    """However far a put has come when it is cancelled, a reader finds it whole or not at all."""
     values = {"k": 1, "large": LARGE}
     async with saver_of(colour, moto_server, prefix) as saver:
         for steps in (0, 1, 2, 5, 20, 60):
@@ -1201,7 +1201,15 @@ def test_m02_two_processes_see_each_other_at_once(archive: Archive) -> None:
 def test_m03_nested_namespaces_and_dots(archive: Archive) -> None:
     """Namespaces of nested subgraphs are accepted, and names that others mixed up are kept apart."""
     saver = archive.open()
-    places = [("t", "node:id|inner:id"), ("t/1", ""), ("t", "1"), ("t", ""), ("t", "__default__"), (".", "."), ("..", "..")]
+    places = [
+        ("t", "node:id|inner:id"),
+        ("t/1", ""),
+        ("t", "1"),
+        ("t", ""),
+        ("t", "__default__"),
+        (".", "."),
+        ("..", ".."),
+    ]
     for number, (thread_id, namespace) in enumerate(places):
         put(saver, thread_id, namespace=namespace, values={"n": number})
     assert [values_at(saver, config(*place)) for place in places] == [{"n": number} for number in range(len(places))]

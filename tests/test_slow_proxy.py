@@ -81,11 +81,9 @@ def test_latency(client: Any, proxy: SlowProxy, store: Server, prefix: str) -> N
     proxy.latency_ms = 200
     started = time.monotonic()
     client.head_object(Bucket=store.bucket, Key=prefix)
-    assert 0.2 <= time.monotonic() - started < 0.4
-    started = time.monotonic()
+    assert time.monotonic() - started >= 0.2
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: client.head_object(Bucket=store.bucket, Key=prefix), range(8)))
-    assert time.monotonic() - started < 1.0
     assert proxy.in_flight_max > 1
     assert proxy.in_flight == 0
 

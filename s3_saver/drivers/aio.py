@@ -77,7 +77,10 @@ class AioDriver:
             opening = self._opening.pop(asyncio.get_running_loop(), None)
         if opening is None:
             return
-        connection = await opening
+        try:
+            connection = await opening
+        except Exception:
+            return  # it was never open, and whoever asked for it was told why
         if connection.lifetime is None:
             s3.ignore_deadlines(connection.client.meta.events)
         else:
@@ -131,7 +134,10 @@ class AioDriver:
             return now()
         if isinstance(request, Work):
             return request.run() if request.size < _OFF_LOOP_BYTES else await asyncio.to_thread(request.run)
-        connection = await self._connected()
+        try:
+            connection = await self._connected()
+        except Exception as error:
+            return s3.outcome_of(request, error, bucket=self._bucket)
         async with connection.limit:
             return await self._try(connection.client, request)
 
@@ -144,12 +150,13 @@ class AioDriver:
                     return s3.outcome_of(request, error, bucket=self._bucket)
                 except s3.Again as again:
                     if attempt + 1 == s3.ATTEMPTS_MAX:
-                        return s3.given_up(request, again)
+                        return s3.given_up(request, again, bucket=self._bucket)
             await asyncio.sleep(s3.pause_seconds(attempt))
         raise AssertionError("unreachable")
 
     async def _send(self, client: Any, request: Request[Any]) -> Any:
-        name, arguments = s3.call_of(request, bucket=self._bucket, extra=self._extra)
+        region = client.meta.region_name
+        name, arguments = s3.call_of(request, bucket=self._bucket, extra=self._extra, region=region)
         with s3.deadline_of(request):
             response = await getattr(client, name)(**arguments)
         return s3.answer_of(request, response, await _body(response) if isinstance(request, Get) else b"")

@@ -119,13 +119,14 @@ class BotoDriver:
                     return s3.outcome_of(request, error, bucket=self._bucket)
                 except s3.Again as again:
                     if attempt + 1 == s3.ATTEMPTS_MAX:
-                        return s3.given_up(request, again)
+                        return s3.given_up(request, again, bucket=self._bucket)
             time.sleep(s3.pause_seconds(attempt))
         raise AssertionError("unreachable")
 
     def _send(self, request: Request[Any]) -> Any:
         client = self._connected()
-        name, arguments = s3.call_of(request, bucket=self._bucket, extra=self._extra)
+        region = client.meta.region_name
+        name, arguments = s3.call_of(request, bucket=self._bucket, extra=self._extra, region=region)
         with s3.deadline_of(request):
             response = getattr(client, name)(**arguments)
         return s3.answer_of(request, response, _body(response) if isinstance(request, Get) else b"")

@@ -62,7 +62,7 @@ class _Passed(Exception):
 _deadline: ContextVar[Deadline | None] = ContextVar("s3_saver_deadline", default=None)
 
 
-def call_of(request: Request[Any], *, bucket: str, extra: Mapping[str, Any]) -> Call:
+def call_of(request: Request[Any], *, bucket: str, extra: Mapping[str, Any], region: str) -> Call:
     """The client's method and arguments that `request` stands for. `extra` goes to every put."""
     match request:
         case Get(key, first_bytes):
@@ -86,7 +86,9 @@ def call_of(request: Request[Any], *, bucket: str, extra: Mapping[str, Any]) -> 
         case Has(feature):
             return feature.value, {"Bucket": bucket}
         case CreateBucket():
-            return "create_bucket", {"Bucket": bucket}
+            # S3 wants the region named in the body too, all but its first one, which has no name there.
+            named = {"CreateBucketConfiguration": {"LocationConstraint": region}} if region != "us-east-1" else {}
+            return "create_bucket", {"Bucket": bucket, **named}
     raise TypeError(f"no S3 call for {request!r}")
 
 
@@ -188,6 +190,7 @@ _LATER = {
     "429",
 }
 _CONFLICT = {"ConditionalRequestConflict", "OperationAborted", "409"}
+_TAKEN = {"BucketAlreadyExists"}
 _CREDENTIALS = {
     "AccessDenied",
     "AllAccessDisabled",
@@ -216,7 +219,7 @@ def outcome_of(request: Request[Any], error: Exception, *, bucket: str) -> Any:
         raise error
     if isinstance(error, _Passed):
         return Late()
-    doing = describe(request)
+    doing = describe(request, bucket)
     if isinstance(error, boto.ClientError):
         return _client_error(request, error, bucket, doing)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
@@ -249,7 +252,7 @@ def _client_error(request: Request[Any], error: boto.ClientError, bucket: str, d
         ) from error
     if isinstance(request, Get | Copy) and found & {"NoSuchKey", "404"}:
         return None
-    if found & _CONFLICT:
+    if found & _CONFLICT and code not in _TAKEN:
         raise Again from error
     if found & _LATER:
         raise _unavailable(doing, error) from error
@@ -267,12 +270,12 @@ def _message(error: boto.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Message", ""))
 
 
-def given_up(request: Request[Any], again: Again) -> Deleted:
+def given_up(request: Request[Any], again: Again, *, bucket: str) -> Deleted:
     """The answer when the last attempt failed as well; raises where there is none."""
     if again.answer is not None:
         return again.answer
     cause = again.__cause__ or again
-    raise _unavailable(describe(request), cause) from cause
+    raise _unavailable(describe(request, bucket), cause) from cause
 
 
 def _unavailable(doing: str, error: BaseException) -> StoreUnavailableError:
@@ -282,22 +285,22 @@ def _unavailable(doing: str, error: BaseException) -> StoreUnavailableError:
     )
 
 
-def describe(request: Request[Any]) -> str:
-    """Doing what, to which key."""
+def describe(request: Request[Any], bucket: str) -> str:
+    """Doing what, to which key in which bucket."""
     match request:
         case Get(key):
-            return f"reading {key}"
+            return f"reading {key} in bucket {bucket!r}"
         case Put(key):
-            return f"storing {key}"
+            return f"storing {key} in bucket {bucket!r}"
         case List(prefix):
-            return f"listing {prefix or 'the bucket'}"
+            return f"listing {prefix or 'all'} in bucket {bucket!r}"
         case Copy(source, key):
-            return f"copying {source} to {key}"
+            return f"copying {source} to {key} in bucket {bucket!r}"
         case Delete(keys):
-            return f"deleting {len(keys)} keys from {keys[0]} on"
+            return f"deleting {len(keys)} keys from {keys[0]} on in bucket {bucket!r}"
         case CreateBucket():
-            return "creating the bucket"
-    return "asking about the bucket"
+            return f"creating bucket {bucket!r}"
+    return f"asking about bucket {bucket!r}"
 
 
 def pause_seconds(attempt: int) -> float:
@@ -310,15 +313,19 @@ def pause_seconds(attempt: int) -> float:
 
 def watch_deadlines(events: Any) -> None:
     """Make the client whose `events` these are look at a put's deadline before it signs, retries included."""
+    # Counted: savers may share a client, and one that is closed must not take the check from the others.
     for name in _DATED:
-        events.register_first(f"request-created.s3.{name}", _check_deadline, unique_id=f"s3-saver-{name}")
+        event = f"request-created.s3.{name}"
+        events.register_first(event, _check_deadline, f"s3-saver-{name}", unique_id_uses_count=True)
 
 
 def ignore_deadlines(events: Any) -> None:
     for name in _DATED:
-        events.unregister(f"request-created.s3.{name}", unique_id=f"s3-saver-{name}")
+        event = f"request-created.s3.{name}"
+        events.unregister(event, unique_id=f"s3-saver-{name}", unique_id_uses_count=True)
 
 
+# What may have a deadline.
 _DATED = ("PutObject", "DeleteObjects")
 
 

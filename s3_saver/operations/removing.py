@@ -1,8 +1,8 @@
 """Removing checkpoints of a thread that lives on, and sweeping what nothing refers to any more.
 
 A removal record is put before each batch of deletions, and the batch is deleted within a quarter of the grace period,
-or a new record is put: so a sweep, which looks at young records, knows of every reference that ended lately. Children
-go before their parents, so what is still visible in between has its ancestors.
+or a new record is put: so a sweep, which looks at young records, knows of every reference that ended lately. Batches
+go newest first, so what an interrupted removal leaves has its ancestors.
 
 A value object goes when no listed checkpoint needs it, it is itself older than the grace period, and no record younger
 than that names it. All ages are the store's own. The order is what makes this safe: first the store's clock, then the
@@ -46,7 +46,7 @@ async def remove(
     thread_folder: str, doomed: Sequence[Doomed], *, grace_seconds: float, uniques: Iterator[str]
 ) -> dict[str, str]:
     """Remove the checkpoints and then their writes. Returns the keys that stayed. Three rounds a batch of 500."""
-    # Ids rise along a thread, so this is children before parents.
+    # Ids rise along a thread: newest first leaves the older ones with their ancestors.
     ordered = sorted(doomed, key=lambda item: item.linked.row.checkpoint_id, reverse=True)
     failed: dict[str, str] = {}
     for start in range(0, len(ordered), _BATCH):

@@ -14,8 +14,7 @@ import pyarrow as pa
 from manifests.checkpoints import Header
 from manifests.keys import Layout, segment_in
 from manifests.segments import Row, decode_segment, encode_segment, rows_in
-from manifests.tables import table_of
-from s3_saver.bucket import Body, Delete, Get, Listed, Put, every
+from s3_saver.bucket import Body, Delete, Get, Listed, Put, Work, every
 from s3_saver.errors import StoreUnavailableError
 from s3_saver.operations.listing import Head, heads_of, keys_since
 from s3_saver.operations.load import checked_header, read_head
@@ -95,15 +94,19 @@ async def read_index(layout: Layout, surveyed: Survey, describe: Describe) -> In
     found = Index(layout, surveyed)
     listed = {head.folder: head.checkpoint for head in surveyed.heads}
     missing = dict(listed)
-    for key, body in zip(keys, bodies, strict=True):
-        if body is not None:
-            found.segments[key] = _counting(found, decode_segment(body.data, key=key), listed, missing)
+    here = {key: body.data for key, body in zip(keys, bodies, strict=True) if body is not None}
+    await Work(lambda: _decode(found, here, listed, missing), sum(map(len, here.values())))
     heads = await every(read_head(item.key) for item in missing.values())
     for item, head in zip(missing.values(), heads, strict=True):
         if head is None:
             return None
         found.read.append(describe(checked_header(layout, head.data, key=item.key), item, head))
     return found
+
+
+def _decode(found: Index, segments: dict[str, bytes], listed: dict[str, Listed], missing: dict[str, Listed]) -> None:
+    for key, data in segments.items():
+        found.segments[key] = _counting(found, decode_segment(data, key=key), listed, missing)
 
 
 def _counting(found: Index, table: pa.Table, listed: dict[str, Listed], missing: dict[str, Listed]) -> pa.Table:
@@ -144,6 +147,3 @@ def _tier(size: int) -> int:
     while size > bound:
         tier, bound = tier + 1, bound * _TIER
     return tier
-
-
-__all__ = ["LINKS", "Describe", "Index", "Survey", "index", "read_index", "survey", "table_of", "tend"]
