@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,6 +48,14 @@ def is_custom(endpoint_url: str) -> bool:
     return not host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
 
+def _kinds(connection: Connection) -> tuple[bool, ...]:
+    """Whether the store is another's than AWS's, or both where that is not known yet.
+
+    Only a client knows the endpoint that it found in the environment; another store's needs another configuration.
+    """
+    return (is_custom(connection.endpoint_url),) if connection.endpoint_url else (False, True)
+
+
 def make_boto3_client(connection: Connection, max_concurrency: int) -> Any:
     """A boto3 client from the usual chain of credentials."""
     import boto3
@@ -56,10 +63,9 @@ def make_boto3_client(connection: Connection, max_concurrency: int) -> Any:
     session = boto3.Session(profile_name=connection.profile_name, region_name=connection.region_name)
     named = {"endpoint_url": connection.endpoint_url} if connection.endpoint_url else {}
     region = session.region_name or "us-east-1"
-    for custom in (False, True):
+    for custom in _kinds(connection):
         config = Config(**_config(max_concurrency, custom=custom))
         client = session.client("s3", region_name=region, config=config, **named)
-        # Only the client knows the endpoint that it found; another store's needs another configuration.
         if is_custom(client.meta.endpoint_url) == custom:
             return client
         client.close()
@@ -77,20 +83,35 @@ def default_async_session(connection: Connection) -> Any:
     return aioboto3.Session(profile_name=connection.profile_name, region_name=connection.region_name)
 
 
-@asynccontextmanager
-async def open_async_client(session: Any, connection: Connection, max_concurrency: int) -> AsyncIterator[Any]:
-    """An open client of the running loop, from either kind of session."""
-    from aiobotocore.config import AioConfig
+class AsyncClient:
+    """An open client of the running loop, from either kind of session, inside `async with`.
 
-    create = session.create_client if hasattr(session, "create_client") else session.client
-    named = {"endpoint_url": connection.endpoint_url} if connection.endpoint_url else {}
-    region = connection.region_name or _region_of(session) or "us-east-1"
-    for custom in (False, True):
-        config = AioConfig(**_config(max_concurrency, custom=custom))
-        async with create("s3", region_name=region, config=config, **named) as client:
+    No asynchronous generator: a loop that ends closes all of these at once, and one that waits for another fails.
+    """
+
+    def __init__(self, session: Any, connection: Connection, max_concurrency: int) -> None:
+        self._session = session
+        self._connection = connection
+        self._max_concurrency = max_concurrency
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Any:
+        from aiobotocore.config import AioConfig
+
+        session, connection = self._session, self._connection
+        create = session.create_client if hasattr(session, "create_client") else session.client
+        named = {"endpoint_url": connection.endpoint_url} if connection.endpoint_url else {}
+        region = connection.region_name or _region_of(session) or "us-east-1"
+        for custom in _kinds(connection):
+            config = AioConfig(**_config(self._max_concurrency, custom=custom))
+            client = await self._open.enter_async_context(create("s3", region_name=region, config=config, **named))
             if is_custom(client.meta.endpoint_url) == custom:
-                yield client
-                return
+                return client
+            await self._open.aclose()
+        raise AssertionError("unreachable")
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self._open.aclose()
 
 
 def _region_of(session: Any) -> str | None:
