@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +73,19 @@ def make_boto3_client(connection: Connection, max_concurrency: int) -> Any:
     raise AssertionError("unreachable")
 
 
-def default_async_session(connection: Connection) -> Any:
+def _prepared(session: Any | None, connection: Connection) -> Any:
+    """The session, which has read S3's description: that takes a tenth of a second, too long for an event loop."""
+    session = session or _default_async_session(connection)
+    loader = getattr(getattr(session, "_session", session), "get_component", lambda _: None)("data_loader")
+    if loader is not None:
+        for name in ("service-2", "endpoint-rule-set-1"):
+            loader.load_service_model("s3", name)
+        for name in ("endpoints", "partitions"):
+            loader.load_data(name)
+    return session
+
+
+def _default_async_session(connection: Connection) -> Any:
     """A session of aioboto3 where it is installed, else of aiobotocore, which it stands on."""
     try:
         import aioboto3
@@ -84,12 +97,12 @@ def default_async_session(connection: Connection) -> Any:
 
 
 class AsyncClient:
-    """An open client of the running loop, from either kind of session, inside `async with`.
+    """An open client of the running loop, from either kind of session or none, inside `async with`.
 
     No asynchronous generator: a loop that ends closes all of these at once, and one that waits for another fails.
     """
 
-    def __init__(self, session: Any, connection: Connection, max_concurrency: int) -> None:
+    def __init__(self, session: Any | None, connection: Connection, max_concurrency: int) -> None:
         self._session = session
         self._connection = connection
         self._max_concurrency = max_concurrency
@@ -98,7 +111,8 @@ class AsyncClient:
     async def __aenter__(self) -> Any:
         from aiobotocore.config import AioConfig
 
-        session, connection = self._session, self._connection
+        connection = self._connection
+        session = await asyncio.to_thread(_prepared, self._session, connection)
         create = session.create_client if hasattr(session, "create_client") else session.client
         named = {"endpoint_url": connection.endpoint_url} if connection.endpoint_url else {}
         region = connection.region_name or _region_of(session) or "us-east-1"

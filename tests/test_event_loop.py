@@ -8,18 +8,23 @@ what blocks without computing shows as a gap for each request. So the tests hold
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from aiobotocore.session import AioSession
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from savers import Server, async_saver, sync_saver
 from slow_proxy import SlowProxy
+
+from s3_saver import AsyncS3Saver
+from s3_saver.clients import Connection
 
 TICK_SECONDS = 0.002
 GAP_SECONDS_MAX = 0.05
@@ -137,23 +142,117 @@ async def _run(saver: Any, thread_id: str) -> Ticker:
     return await _beside(work())
 
 
-class _Slow:
-    """A server, seen through a proxy."""
+@dataclass(frozen=True)
+class Slow:
+    """A server as it is seen through a proxy."""
 
-    def __init__(self, server: Server, proxy: SlowProxy) -> None:
-        self.endpoint_url = proxy.url
-        self.access_key, self.secret_key = server.access_key, server.secret_key
-        self.region, self.bucket = server.region, server.bucket
+    endpoint_url: str
+    access_key: str
+    secret_key: str
+    region: str
+    bucket: str
 
 
-async def test_probe(seaweed, prefix):
-    with SlowProxy(seaweed.endpoint_url, LATENCY_MS) as proxy:
-        async with async_saver(_Slow(seaweed, proxy), prefix) as saver:
-            for n in range(4):
-                t = await _run(saver, f"t{n}")
-                print("s3", len(t.gaps), round(t.longest * 1000), round(t.busiest * 1000), t.idle(0.018), len(proxy.requests))
-                proxy.reset()
-        saver = InMemorySaver()
-        for n in range(4):
-            t = await _run(saver, f"t{n}")
-            print("mem", len(t.gaps), round(t.longest * 1000), round(t.busiest * 1000), t.idle(0.018))
+@pytest.fixture
+def proxy(seaweed: Server) -> Iterator[SlowProxy]:
+    with SlowProxy(seaweed.endpoint_url, LATENCY_MS) as made:
+        yield made
+
+
+@pytest.fixture
+def slow(seaweed: Server, proxy: SlowProxy) -> Slow:
+    return Slow(proxy.url, seaweed.access_key, seaweed.secret_key, seaweed.region, seaweed.bucket)
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """A full garbage collection among all the libraries of a test run takes 0.2 s, and no saver causes it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def _assert_free(run: Callable[[int], Awaitable[Ticker]], requests: Callable[[], int]) -> None:
+    """At least one of a few runs kept the loop free: whatever blocks it for good does so in each."""
+    seen = []
+    for number in range(RUNS_MAX):
+        before = requests()
+        ticker = await run(number)
+        # Whoever waits for an answer without letting go of the loop leaves one such gap for each request.
+        waits = ticker.idle(LATENCY_MS / 1000) / max(1, requests() - before)
+        if ticker.busiest < GAP_SECONDS_MAX and waits < 0.3:
+            return
+        seen.append((ticker.longest, ticker.busiest, waits))
+    pytest.fail(f"the loop was held up in each run (longest gap, longest computing, blocking waits): {seen}")
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_graph_on_async_saver(slow: Slow, proxy: SlowProxy, prefix: str) -> None:
+    """A graph with three parallel subgraphs and large states leaves the loop free beside it, at 20 ms a request."""
+    async with async_saver(slow, prefix) as saver:
+        await saver.aget_tuple({"configurable": {"thread_id": "connect"}})
+        await _assert_free(lambda number: _run(saver, f"t{number}"), lambda: len(proxy.requests))
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_graph_on_sync_saver(slow: Slow, proxy: SlowProxy, prefix: str) -> None:
+    """The sync saver's async methods wait in threads, and leave the loop as free."""
+    async with sync_saver(slow, prefix) as saver:
+        await saver.aget_tuple({"configurable": {"thread_id": "connect"}})
+        await _assert_free(lambda number: _run(saver, f"t{number}"), lambda: len(proxy.requests))
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_reading_a_history(slow: Slow, proxy: SlowProxy, prefix: str) -> None:
+    """Listing many large checkpoints fetches and decodes them beside the loop."""
+    async with async_saver(slow, prefix) as saver:
+        await _run(saver, "t")
+
+        async def read(_: int) -> Ticker:
+            async def work() -> None:
+                found = [item async for item in saver.alist({"configurable": {"thread_id": "t"}})]
+                assert len(found) == 18
+
+            return await _beside(work())
+
+        await _assert_free(read, lambda: len(proxy.requests))
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_connecting(slow: Slow, proxy: SlowProxy, prefix: str) -> None:
+    """The first request of a new session, which must read what S3 is like, leaves the loop free too."""
+
+    async def connect(_: int) -> Ticker:
+        session = AioSession()
+        session.set_credentials(slow.access_key, slow.secret_key)
+        connection = Connection(slow.region, slow.endpoint_url)
+        async with AsyncS3Saver(slow.bucket, prefix=prefix, session=session, _connection=connection) as saver:
+            return await _beside(saver.aget_tuple({"configurable": {"thread_id": "t"}}))
+
+    await _assert_free(connect, lambda: len(proxy.requests))
+
+
+async def test_the_ticker_sees_what_blocks(slow: Slow, proxy: SlowProxy, prefix: str) -> None:
+    """A saver that computed or waited on the loop would be found out: the tests above can fail."""
+
+    class Computing(InMemorySaver):
+        async def aput(self, *arguments: Any) -> Any:
+            until = time.thread_time() + 0.1
+            while time.thread_time() < until:
+                pass
+            return self.put(*arguments)
+
+    class Waiting(InMemorySaver):
+        puts = 0
+
+        async def aput(self, *arguments: Any) -> Any:
+            type(self).puts += 1
+            time.sleep(LATENCY_MS / 1000 + 0.005)  # noqa: ASYNC251 - the fault that the test is about
+            return self.put(*arguments)
+
+    with pytest.raises(pytest.fail.Exception, match="in each run"):
+        await _assert_free(lambda number: _run(Computing(), f"t{number}"), lambda: 0)
+    with pytest.raises(pytest.fail.Exception, match="in each run"):
+        await _assert_free(lambda number: _run(Waiting(), f"t{number}"), lambda: Waiting.puts)
+    await _assert_free(lambda number: _run(InMemorySaver(), f"t{number}"), lambda: 0)
