@@ -133,7 +133,7 @@ def _metadata(config: RunnableConfig, metadata: CheckpointMetadata, keep: Metada
     merged = cast(dict[Any, Any], get_checkpoint_metadata(config, metadata))
     if keep is None:
         return merged
-    dropped = [name for name in cast(Mapping[Any, Any], merged) if isinstance(name, str) and not keep(name)]
+    dropped = [name for name in merged if isinstance(name, str) and not keep(name)]
     for name in dropped:
         _warn_dropped(name)
         del merged[name]
