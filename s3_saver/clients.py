@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -77,20 +77,40 @@ def default_async_session(connection: Connection) -> Any:
     return aioboto3.Session(profile_name=connection.profile_name, region_name=connection.region_name)
 
 
-@asynccontextmanager
-async def open_async_client(session: Any, connection: Connection, max_concurrency: int) -> AsyncIterator[Any]:
+def open_async_client(session: Any, connection: Connection, max_concurrency: int) -> AbstractAsyncContextManager[Any]:
     """An open client of the running loop, from either kind of session."""
-    from aiobotocore.config import AioConfig
+    return _AsyncClient(session, connection, max_concurrency)
 
-    create = session.create_client if hasattr(session, "create_client") else session.client
-    named = {"endpoint_url": connection.endpoint_url} if connection.endpoint_url else {}
-    region = connection.region_name or _region_of(session) or "us-east-1"
-    for custom in (False, True):
-        config = AioConfig(**_config(max_concurrency, custom=custom))
-        async with create("s3", region_name=region, config=config, **named) as client:
-            if is_custom(client.meta.endpoint_url) == custom:
-                yield client
-                return
+
+class _AsyncClient(AbstractAsyncContextManager[Any]):
+    """Not written as a generator: a loop that ends closes all generators at once, and nested ones get in the way."""
+
+    def __init__(self, session: Any, connection: Connection, max_concurrency: int) -> None:
+        self._session = session
+        self._connection = connection
+        self._max_concurrency = max_concurrency
+        self._opened = AsyncExitStack()
+
+    async def __aenter__(self) -> Any:
+        from aiobotocore.config import AioConfig
+
+        session, connection = self._session, self._connection
+        create = session.create_client if hasattr(session, "create_client") else session.client
+        named = {"endpoint_url": connection.endpoint_url} if connection.endpoint_url else {}
+        region = connection.region_name or _region_of(session) or "us-east-1"
+        for custom in (False, True):
+            config = AioConfig(**_config(self._max_concurrency, custom=custom))
+            async with AsyncExitStack() as opening:
+                client = await opening.enter_async_context(create("s3", region_name=region, config=config, **named))
+                if is_custom(client.meta.endpoint_url) == custom:
+                    self._opened = opening.pop_all()
+                    return client
+        raise AssertionError("unreachable")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._opened.__aexit__(kind, error, trace)
 
 
 def _region_of(session: Any) -> str | None:
