@@ -35,6 +35,8 @@ _PLAIN: dict[str, Any] = {
 }
 # Rows that are in memory as objects at a time.
 _BATCH_ROWS = 1024
+# From this size on columns are decoded by several threads; handing a small object's to them takes longer than that.
+_THREADS_BYTES_MIN = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def _opened(format: TableFormat, data: bytes, key: str) -> tuple[pa.Table, str]:
             "package"
         )
     stored = format.stored
-    table = file.read(columns=stored.names)
+    table = file.read(columns=stored.names, use_threads=len(data) > _THREADS_BYTES_MIN)
     if sorted(table.schema.names) == sorted(stored.names):
         table = table.select(stored.names)
     if (table.schema.names, table.schema.types) != (stored.names, stored.types):

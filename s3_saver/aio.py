@@ -15,7 +15,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from s3_saver import settings as settings_
 from s3_saver.base import SaverBase
 from s3_saver.bucket import Operation
-from s3_saver.clients import Connection, default_async_session, open_async_client
+from s3_saver.clients import AsyncClient, Connection
 from s3_saver.commits import LoopCommits, Rows
 from s3_saver.drivers.aio import AioDriver
 from s3_saver.errors import SaverClosedError
@@ -72,7 +72,7 @@ class AsyncS3Saver(SaverBase):
         )
         super().__init__(settings, serde)
         self._driver = AioDriver(
-            lambda: open_async_client(session or default_async_session(_connection), _connection, max_concurrency),
+            lambda: AsyncClient(session, _connection, max_concurrency),
             client=client,
             bucket=bucket,
             put_extra_args=settings.put_extra_args,

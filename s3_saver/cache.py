@@ -56,12 +56,17 @@ class Cache:
                 self._drop(next(iter(self._checkpoints)))
 
     def forget_thread(self, folder: str) -> None:
-        """Forget all below the thread's `folder`: the thread was deleted."""
+        """Forget all below the thread's `folder`: the thread was deleted, or pruned.
+
+        Rows too: they would bring a deleted thread's metadata back, into the manifest of a new one of its name.
+        """
         with self._lock:
             for key in [key for key in self._checkpoints if key.startswith(folder)]:
                 self._drop(key)
             for mark in [mark for mark in self._marked if mark[0] == folder]:
                 del self._marked[mark]
+            for name in [name for name in self._rows if name.startswith(folder)]:
+                del self._rows[name]
 
     def _drop(self, key: str) -> None:
         found = self._checkpoints.pop(key, None)

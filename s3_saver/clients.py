@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -49,6 +49,14 @@ def is_custom(endpoint_url: str) -> bool:
     return not host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
 
+def _kinds(connection: Connection) -> tuple[bool, ...]:
+    """Whether the store is another's than AWS's, or both where that is not known yet.
+
+    Only a client knows the endpoint that it found in the environment; another store's needs another configuration.
+    """
+    return (is_custom(connection.endpoint_url),) if connection.endpoint_url else (False, True)
+
+
 def make_boto3_client(connection: Connection, max_concurrency: int) -> Any:
     """A boto3 client from the usual chain of credentials."""
     import boto3
@@ -56,17 +64,28 @@ def make_boto3_client(connection: Connection, max_concurrency: int) -> Any:
     session = boto3.Session(profile_name=connection.profile_name, region_name=connection.region_name)
     named = {"endpoint_url": connection.endpoint_url} if connection.endpoint_url else {}
     region = session.region_name or "us-east-1"
-    for custom in (False, True):
+    for custom in _kinds(connection):
         config = Config(**_config(max_concurrency, custom=custom))
         client = session.client("s3", region_name=region, config=config, **named)
-        # Only the client knows the endpoint that it found; another store's needs another configuration.
         if is_custom(client.meta.endpoint_url) == custom:
             return client
         client.close()
     raise AssertionError("unreachable")
 
 
-def default_async_session(connection: Connection) -> Any:
+def _prepared(session: Any | None, connection: Connection) -> Any:
+    """The session, which has read S3's description: that takes a tenth of a second, too long for an event loop."""
+    session = session or _default_async_session(connection)
+    loader = getattr(getattr(session, "_session", session), "get_component", lambda _: None)("data_loader")
+    if loader is not None:
+        for name in ("service-2", "endpoint-rule-set-1"):
+            loader.load_service_model("s3", name)
+        for name in ("endpoints", "partitions"):
+            loader.load_data(name)
+    return session
+
+
+def _default_async_session(connection: Connection) -> Any:
     """A session of aioboto3 where it is installed, else of aiobotocore, which it stands on."""
     try:
         import aioboto3
@@ -77,40 +96,36 @@ def default_async_session(connection: Connection) -> Any:
     return aioboto3.Session(profile_name=connection.profile_name, region_name=connection.region_name)
 
 
-def open_async_client(session: Any, connection: Connection, max_concurrency: int) -> AbstractAsyncContextManager[Any]:
-    """An open client of the running loop, from either kind of session."""
-    return _AsyncClient(session, connection, max_concurrency)
+class AsyncClient:
+    """An open client of the running loop, from either kind of session or none, inside `async with`.
 
+    No asynchronous generator: a loop that ends closes all of these at once, and one that waits for another fails.
+    """
 
-class _AsyncClient(AbstractAsyncContextManager[Any]):
-    """Not written as a generator: a loop that ends closes all generators at once, and nested ones get in the way."""
-
-    def __init__(self, session: Any, connection: Connection, max_concurrency: int) -> None:
+    def __init__(self, session: Any | None, connection: Connection, max_concurrency: int) -> None:
         self._session = session
         self._connection = connection
         self._max_concurrency = max_concurrency
-        self._opened = AsyncExitStack()
+        self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Any:
         from aiobotocore.config import AioConfig
 
-        session, connection = self._session, self._connection
+        connection = self._connection
+        session = await asyncio.to_thread(_prepared, self._session, connection)
         create = session.create_client if hasattr(session, "create_client") else session.client
         named = {"endpoint_url": connection.endpoint_url} if connection.endpoint_url else {}
         region = connection.region_name or _region_of(session) or "us-east-1"
-        for custom in (False, True):
+        for custom in _kinds(connection):
             config = AioConfig(**_config(self._max_concurrency, custom=custom))
-            async with AsyncExitStack() as opening:
-                client = await opening.enter_async_context(create("s3", region_name=region, config=config, **named))
-                if is_custom(client.meta.endpoint_url) == custom:
-                    self._opened = opening.pop_all()
-                    return client
+            client = await self._open.enter_async_context(create("s3", region_name=region, config=config, **named))
+            if is_custom(client.meta.endpoint_url) == custom:
+                return client
+            await self._open.aclose()
         raise AssertionError("unreachable")
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._opened.__aexit__(kind, error, trace)
+    async def __aexit__(self, *raised: object) -> None:
+        await self._open.aclose()
 
 
 def _region_of(session: Any) -> str | None:

@@ -47,6 +47,11 @@ class Queue(Generic[W]):
         del self._waiting[ref]
         return None
 
+    def leave(self, ref: Ref, waiter: W) -> None:
+        """Take a waiter's rows out of the next batch, where they are not in one yet."""
+        if ref in self._waiting:
+            self._waiting[ref] = [waiting for waiting in self._waiting[ref] if waiting[1] is not waiter]
+
     def give_up(self, ref: Ref) -> list[W]:
         """End a lead and everybody's waiting. Those who waited."""
         return [waiter for _, waiter in self._waiting.pop(ref)]
@@ -66,8 +71,22 @@ class ThreadCommits:
         waiter: Future[bool] = Future()
         with self._lock:
             leads = self._queue.join(ref, rows, waiter)
-        if leads or waiter.result():
+        try:
+            leads = leads or waiter.result()
+        except BaseException:
+            self._leave(ref, waiter)
+            raise
+        if leads:
             self._lead(ref, waiter)
+
+    def _leave(self, ref: Ref, waiter: Future[bool]) -> None:
+        """Wait no longer. A thread that is interrupted while it waits must not be left with the lead."""
+        with self._lock:
+            elected = waiter.done() and waiter.exception() is None and waiter.result()
+            self._queue.leave(ref, waiter)
+            following = self._queue.hand_on(ref) if elected else None
+        if following is not None:
+            following.set_result(True)
 
     def _lead(self, ref: Ref, own: Future[bool]) -> None:
         with self._lock:
@@ -81,8 +100,8 @@ class ThreadCommits:
         finally:
             with self._lock:
                 following = self._queue.hand_on(ref)
-            if following is not None:
-                following.set_result(True)
+                if following is not None:
+                    following.set_result(True)
             for waiter in waiters:
                 if waiter is not own:
                     _settle(waiter, error)

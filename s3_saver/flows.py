@@ -257,7 +257,8 @@ class Flows(BaseCheckpointSaver[str]):
         return PrunePlan(tuple(plans))
 
     async def _thread_page(self, after: str | None, token: str | None) -> tuple[list[ThreadSummary], str | None]:
-        page = await threads_page(self._shared.layout, token, after=after)
+        start = None if after is None else thread_id_of(after)
+        page = await threads_page(self._shared.layout, token, after=start)
         found = await every(summary(self._shared.layout, folder) for folder in page.folders)
         return [item for item in found if item is not None], page.token
 

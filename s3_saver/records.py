@@ -130,10 +130,9 @@ def _counted(metadata: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _metadata(config: RunnableConfig, metadata: CheckpointMetadata, keep: MetadataFilter | None) -> dict[str, Any]:
-    merged = cast(dict[str, Any], get_checkpoint_metadata(config, metadata))
+    merged = cast(dict[Any, Any], get_checkpoint_metadata(config, metadata))
     if keep is None:
         return merged
-    # LangGraph's metadata may have keys that are no text; the filter is for names.
     dropped = [name for name in cast(Mapping[Any, Any], merged) if isinstance(name, str) and not keep(name)]
     for name in dropped:
         _warn_dropped(name)

@@ -69,11 +69,14 @@ async def save(
         draft, parent = await _with_parent(shared, serde, draft, parent, given)
         composed = await _compose(shared, draft, parent)
         began = await Now()
+        # Value objects that no checkpoint refers to are swept in the end: those of the parent, when that is removed,
+        # and our own, until the checkpoint is stored. A process may sleep for hours between two requests.
+        since = parent.loaded_at if parent and composed.refers else began
         stored = await put(
             key,
             composed.body,
             before=_before(shared, draft, composed),
-            deadline=Deadline(parent.loaded_at, _LOAD_AGE_MAX_SECONDS) if parent and composed.refers else None,
+            deadline=Deadline(since, _LOAD_AGE_MAX_SECONDS) if composed.refers or composed.values else None,
         )
         if isinstance(stored, Stored):
             _mark(shared, draft)

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,10 +22,14 @@ from typing import Any, Self
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.client import SyncLangGraphClient
 
+from s3_saver import guardian
+
 APPLICATION = Path(__file__).with_name("server")
 START_SECONDS_MAX = 120.0
 STEP_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
+# The server sends signs of life while a client waits for a run, so a client's own time limit is no limit.
+LIFE_SECONDS_MAX = 300.0
 PAUSE_SECONDS = 0.1
 
 OFFLINE = {
@@ -36,7 +41,10 @@ _ADDRESS = re.compile(r"API: \S*?(http://127\.0\.0\.1:\d+)")
 
 
 class LangGraphServer:
-    """A server in a folder of its own, and an SDK client of it. Both end with the block, whatever happened in it."""
+    """A server in a folder of its own, and an SDK client of it. Both end with the block, whatever happened in it.
+
+    Its parent is a guardian, as the S3 server's is: it ends with this process too.
+    """
 
     client: SyncLangGraphClient
 
@@ -50,17 +58,22 @@ class LangGraphServer:
 
     def __enter__(self) -> Self:
         # The port is free as a rule; if not, the server takes another one, and says so.
-        command = ["dev", "--host", "127.0.0.1", "--port", str(_free_port()), "--no-browser", "--no-reload"]
+        server = [sys.executable, "-m", "langgraph_cli", "dev", "--no-browser", "--no-reload"]
+        command = [*server, "--host", "127.0.0.1", "--port", str(_free_port())]
+        order = {"command": command, "sockets": [], "temporary": None, "lock": None, "grace_seconds": 20.0}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "langgraph_cli", *command],
+                [sys.executable, "-I", "-S", guardian.__file__, json.dumps(order)],
                 cwd=self._application,
                 env=self._environment,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._watchdog = threading.Timer(LIFE_SECONDS_MAX, self._kill)
+        self._watchdog.daemon = True
+        self._watchdog.start()
         try:
             address = self._wait("its address", START_SECONDS_MAX, lambda: _ADDRESS.search(self.log()))
             self.client = get_sync_client(url=address[1], api_key=None)
@@ -117,13 +130,18 @@ class LangGraphServer:
 
     def _stop(self) -> None:
         """End the server as an operator does, and all that it started, whether it obeys or not."""
+        assert self._process.stdin is not None
         try:
-            self._process.terminate()
+            self._process.stdin.close()
             self._process.wait(STOP_SECONDS_MAX)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._watchdog.cancel()
+            self._kill()
             self._process.wait(STOP_SECONDS_MAX)
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _free_port() -> int:

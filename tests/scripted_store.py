@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +24,7 @@ class Asked:
     path: str
     number: int
     body: bytes = field(repr=False)
+    headers: Message = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ class ScriptedStore:
         self._server.server_close()
         self._thread.join()
 
-    def _asked(self, method: str, path: str, body: bytes) -> Asked:
+    def _asked(self, method: str, path: str, body: bytes, headers: Message) -> Asked:
         with self._lock:
             number = sum((asked.method, asked.path) == (method, path) for asked in self.requests)
-            asked = Asked(method, path, number, body)
+            asked = Asked(method, path, number, body, headers)
             self.requests.append(asked)
             self.in_flight += 1
         return asked
@@ -82,7 +84,7 @@ class ScriptedStore:
 
             def handle_any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                asked = store._asked(self.command, self.path, body)
+                asked = store._asked(self.command, self.path, body, self.headers)
                 reply = store._answer(asked)
                 time.sleep(reply.delay_seconds)
                 # Before the answer: the client may look as soon as it has it.

@@ -22,18 +22,19 @@ reader may see of a bucket is stated once, in `reading.py`.
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memory_saver import MemorySaver
 
 from s3_saver.bucket import (
     ABSENT,
+    Copy,
     CreateBucket,
     Delete,
+    Deleted,
     Get,
-    Has,
-    HeadBucket,
+    Late,
     List,
     Now,
     Operation,
@@ -48,8 +49,6 @@ from s3_saver.errors import StoreUnavailableError
 # How many schedules were run, by the name of what was attacked.
 COUNTS: Counter[str] = Counter()
 
-_STEPS_MAX = 2_000
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -62,7 +61,7 @@ class Step:
     def key(self) -> str:
         """The key or prefix that the request is about; empty where it is about the bucket."""
         match self.request:
-            case Get(key) | Put(key) | Delete((key,)) | List(key):
+            case Get(key) | Put(key) | Copy(_, key) | Delete((key,)) | List(key):
                 return key
         return ""
 
@@ -102,7 +101,8 @@ class Running:
             if lost is not None:
                 lost()
                 answer = self._bucket.answer(step.request)
-            self._answers[step.place[2]] = answer
+            before = self._answers[step.place[2]]
+            self._answers[step.place[2]] = _joined(before, answer) if isinstance(before, Deleted) else answer
         if fail:
             self._failure = StoreUnavailableError(f"{step}: simulated")
         if not self.steps:
@@ -135,11 +135,18 @@ class Running:
             if isinstance(request, Now | Work):
                 self._answers[index] = self._bucket.answer(request)
             else:
-                keys = request.keys if isinstance(request, Delete) else ()
-                parts = {self._name_of(key): Delete((key,)) for key in keys} or {None: request}
+                parts = {None: request}
+                if isinstance(request, Delete):
+                    self._answers[index] = Deleted({})
+                    parts = {self._name_of(key): replace(request, keys=(key,)) for key in request.keys}
                 self.steps += [Step((self.name, self._rounds, index, part), one) for part, one in parts.items()]
         if not self.steps:
             self._next()
+
+
+def _joined(one: Deleted, other: Deleted | Late) -> Deleted | Late:
+    """The answer to a deletion of several keys, of which some were not sent in time or stayed."""
+    return other if isinstance(other, Late) else Deleted({**one.failed, **other.failed})
 
 
 @dataclass
@@ -175,7 +182,8 @@ class World:
         self.trace.append(step)
         self.running[step.place[0]].carry_out(step, **how)
         request = step.request
-        if isinstance(request, Put) and self.bucket.objects.get(request.key, (None,))[0] is request.body:
+        put = isinstance(request, Put) and self.bucket.objects.get(request.key, (None,))[0] is request.body
+        if isinstance(request, Put | Copy) and (put or isinstance(request, Copy)):
             self.origins[request.key] = step.place
 
     def state(self) -> frozenset[Any]:
@@ -317,21 +325,22 @@ def _still_asleep(world: World, path: list[Any]) -> dict[tuple[Any, ...], Step]:
 
 def independent(one: Request[Any], other: Request[Any]) -> bool:
     """Whether the order of two requests can matter to nobody."""
-    if not isinstance(one, Put | Delete):
-        if not isinstance(other, Put | Delete):
-            return not isinstance(one, CreateBucket) and not isinstance(other, CreateBucket)
-        one, other = other, one
-    (key,) = one.keys if isinstance(one, Delete) else (one.key,)  # type: ignore[attr-defined]
-    match other:
-        case List(prefix):
-            return not key.startswith(prefix)
-        case Get(read) | Put(read):
-            return bool(read != key)
-        case Delete((deleted,)):
-            return bool(deleted != key)
-        case HeadBucket() | Has():
-            return True
-    return False
+    return not _concerns(one, other) and not _concerns(other, one)
+
+
+def _concerns(writer: Request[Any], other: Request[Any]) -> bool:
+    """Whether what `writer` changes may change the answer to `other`, or what it leaves."""
+    match writer:
+        case Put(key) | Copy(_, key) | Delete((key,)):
+            match other:
+                case List(prefix):
+                    return key.startswith(prefix)
+                case Copy(source, copied):
+                    return key in (source, copied)
+                case Get(touched) | Put(touched) | Delete((touched,)):
+                    return key == touched
+            return False
+    return isinstance(writer, CreateBucket)
 
 
 def sample(make: Make, seeds: Iterable[int], *, node: Check = _nothing, end: Check = _nothing) -> int:

@@ -12,6 +12,7 @@ from s3_saver.bucket import (
     CreateBucket,
     Deadline,
     Delete,
+    Deleted,
     Feature,
     Get,
     Has,
@@ -259,7 +260,7 @@ def test_no_object_is_empty() -> None:
 
 def test_delete(bucket: MemoryBucket) -> None:
     """Absent keys are no error."""
-    assert bucket.answer(Delete(("a/1", "nothing"))) is None
+    assert bucket.answer(Delete(("a/1", "nothing"))) == Deleted({})
     assert keys(bucket, "a/") == ["a/2", "a/b/3"]
 
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import pytest
 from aiobotocore.session import AioSession
@@ -22,10 +23,12 @@ from slow_proxy import SlowProxy
 from s3_saver.bucket import (
     ABSENT,
     Body,
+    Copy,
     CreateBucket,
     Deadline,
     Delete,
     Deleted,
+    Expect,
     Feature,
     Get,
     Has,
@@ -42,7 +45,7 @@ from s3_saver.bucket import (
     both,
     every,
 )
-from s3_saver.clients import Connection, make_boto3_client, open_async_client
+from s3_saver.clients import AsyncClient, Connection, make_boto3_client
 from s3_saver.drivers.aio import AioDriver
 from s3_saver.drivers.boto import BotoDriver
 from s3_saver.drivers.clock import now
@@ -87,7 +90,7 @@ async def opened(
         driver = BotoDriver(lambda: make_boto3_client(connection, concurrency), owned=True, **common)
     else:
         session = _session(colour, *(os.environ.get(name, "") for name in _SETTINGS))
-        driver = AioDriver(lambda: open_async_client(session, connection, concurrency), **common)
+        driver = AioDriver(lambda: AsyncClient(session, connection, concurrency), **common)
     try:
         yield driver
     finally:
@@ -373,6 +376,41 @@ async def test_delete_takes_a_thousand_keys(driver: Driver, prefix: str) -> None
     assert await _listed(driver, prefix) == []
 
 
+async def test_delete_after_its_deadline_is_late(driver: Driver, prefix: str) -> None:
+    """A deletion whose deadline has passed deletes nothing; with time left it deletes."""
+    await _fill(driver, prefix, ["a"])
+    began = await ask(driver, Now())
+    past = Instant(began.monotonic - 10, began.boot - 10, began.wall - 10)
+    assert await ask(driver, Delete((f"{prefix}/a",), deadline=Deadline(past, 5))) == Late()
+    assert await _listed(driver, prefix) == ["a"]
+    assert await ask(driver, Delete((f"{prefix}/a",), deadline=Deadline(past, 3600))) == Deleted({})
+    assert await _listed(driver, prefix) == []
+
+
+# Copies
+
+
+async def test_copy(driver: Driver, prefix: str) -> None:
+    """A copy has the source's bytes, replaces what was there, and leaves the source alone."""
+    source, key = f"{prefix}/thread_id=a%2Fb/~", f"{prefix}/thread_id=%C3%A9/~"
+    await ask(driver, every([Put(source, b"one"), Put(key, b"other")]))
+    copied = await ask(driver, Copy(source, key))
+    assert isinstance(copied, Stored)
+    assert await ask(driver, Get(key)) == Body(b"one", 3, copied.etag)
+    found = await ask(driver, Get(source))
+    assert found is not None
+    assert found.data == b"one"
+
+
+async def test_copy_of_nothing_is_none(driver: Driver, prefix: str) -> None:
+    """An absent source is an answer, and what was at the target stays."""
+    await ask(driver, Put(f"{prefix}/b", b"stays"))
+    assert await ask(driver, Copy(f"{prefix}/absent", f"{prefix}/b")) is None
+    found = await ask(driver, Get(f"{prefix}/b"))
+    assert found is not None
+    assert found.data == b"stays"
+
+
 # The bucket, clocks and computing
 
 
@@ -532,6 +570,7 @@ REQUESTS: dict[str, Request[Any]] = {
     "reading a/key": Get("a/key"),
     "storing a/key": Put("a/key", b"x", expect=ABSENT),
     "listing a/": List("a/"),
+    "copying a/key": Copy("a/key", "b/key"),
     "deleting 1 keys from a/key on": Delete(("a/key",)),
     "creating": CreateBucket(),
     "asking about": HeadBucket(),
@@ -632,7 +671,7 @@ FAULTS: dict[str, Callable[[SlowProxy, str], None]] = {
     "409": lambda proxy, op: proxy.fail(op=op, status=409),
     "lost": lambda proxy, op: proxy.lose_answer(op=op),
 }
-OPERATIONS = ("PutObject", "GetObject", "ListObjectsV2", "DeleteObjects", "HeadBucket")
+OPERATIONS = ("PutObject", "CopyObject", "GetObject", "ListObjectsV2", "DeleteObjects", "HeadBucket")
 
 
 @every_colour
@@ -641,8 +680,9 @@ async def test_passing_trouble_is_retried(colour: str, seaweed_keys: Server, pre
 
     async def life_of(key: str) -> None:
         assert isinstance(await Put(key, b"x"), Stored)
-        assert (await Get(key)) is not None
-        assert len((await List(key)).keys) == 1
+        assert isinstance(await Copy(key, f"{key}/copy"), Stored)
+        assert (await Get(f"{key}/copy")) is not None
+        assert len((await List(key)).keys) == 2
         await Delete((key,))
         assert await HeadBucket() is True
         assert await Get(key) is None
@@ -713,6 +753,51 @@ async def test_bodies_that_always_break_off_are_given_up(colour: str, keys: None
             failures = await _failures(driver, ["reading a/key"])
             _assert_clear(failures, StoreUnavailableError, "'some-bucket'", "try again")
         assert len(store.requests) == 5
+
+
+@every_colour
+async def test_a_put_proves_its_body(colour: str, keys: None) -> None:
+    """Each put carries its body's digest: without one, SeaweedFS stores an empty object where a client goes away."""
+    headers: list[str | None] = []
+
+    def answer(asked: Asked) -> Reply:
+        headers.append(asked.headers["Content-MD5"])
+        return Reply(200, b"", {"ETag": '"e"'})
+
+    with ScriptedStore(answer) as store:
+        async with opened(colour, store.url, "bucket") as driver:
+            await ask(driver, every(Put("key", b"hello", expect=expect) for expect in Expect))
+        assert headers == ["XUFAKrxLKna5cZ2REBfFkg=="] * 2
+        assert {asked.body for asked in store.requests} == {b"hello"}
+
+
+@pytest.mark.parametrize("driver", [f"boto3-{server}" for server in SERVERS], indirect=True)
+async def test_an_upload_that_breaks_off_stores_nothing(driver: Driver, prefix: str) -> None:
+    """A client that goes away between the head of a put and its body leaves nothing under the key."""
+    client = driver._connected()
+
+    def break_off(request: Any, **_: Any) -> None:
+        address = urlsplit(request.url)
+        lines = [f"PUT {address.path} HTTP/1.1", f"Host: {address.netloc}"]
+        lines += [f"{name}: {_text(value)}" for name, value in request.headers.items()]
+        with socket.create_connection((address.hostname or "", address.port or 80)) as connection:
+            connection.sendall("\r\n".join([*lines, "", ""]).encode())
+            connection.recv(1000)  # the 100 that asks for the body
+        raise InterruptedError
+
+    client.meta.events.register_first("before-send.s3.PutObject", break_off, unique_id="break-off")
+    try:
+        with pytest.raises(InterruptedError):
+            await ask(driver, Put(f"{prefix}/key", b"hello", expect=ABSENT))
+    finally:
+        client.meta.events.unregister("before-send.s3.PutObject", unique_id="break-off")
+    await asyncio.sleep(0.2)
+    assert await ask(driver, Get(f"{prefix}/key")) is None
+    assert isinstance(await ask(driver, Put(f"{prefix}/key", b"hello", expect=ABSENT)), Stored)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _deletion(*failed: tuple[str, str]) -> Reply:

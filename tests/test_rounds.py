@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -16,6 +18,7 @@ from manifests.writes import WriteRow
 from s3_saver.bucket import Delete, Get, List, Put, Request
 from s3_saver.commits import LoopCommits, Rows, ThreadCommits
 from s3_saver.drivers.memory import MemoryBucket
+from s3_saver.errors import CorruptObjectError
 from s3_saver.refs import Ref
 
 LARGE = 70_000
@@ -58,6 +61,18 @@ def chain(saver: MemorySaver, length: int, *, writes: int = 1, **others: Any) ->
         for number in range(writes):
             saver.put_writes(config(id=ids[-1]), [("x", step)], f"task-{number}")
     return ids
+
+
+@cache
+def _long_bucket(length: int) -> MemoryBucket:
+    saver = MemorySaver()
+    chain(saver, length)
+    return saver.driver.bucket
+
+
+def long_thread(length: int) -> MemorySaver:
+    """A saver of another process on a thread of `length` checkpoints, which is made once for all tests."""
+    return MemorySaver(_long_bucket(length))
 
 
 def rounds(saver: MemorySaver) -> list[list[type[Request[Any]]]]:
@@ -144,9 +159,7 @@ def test_put_writes_of_any_length_is_one_request(saver: MemorySaver, count: int)
 @pytest.mark.parametrize("length", [1, 100, 5000])
 def test_newest_takes_two_rounds(length: int) -> None:
     """A listing of a few keys, then the checkpoint and its writes at once, whatever the thread's length."""
-    saver = MemorySaver()
-    chain(saver, length)
-    saver.driver.rounds.clear()
+    saver = long_thread(length)
     saver.get_tuple(config())
     assert [request.limit for round_ in saver.driver.rounds for request in round_ if isinstance(request, List)] == [12]
     assert rounds(saver) == [[List], [Get, Get]]
@@ -208,9 +221,7 @@ def test_old_formats_take_two_rounds_more(saver: MemorySaver) -> None:
 @pytest.mark.parametrize("length", [10, 5000])
 def test_list_of_a_namespace_takes_two_rounds_a_page(length: int) -> None:
     """Ten checkpoints are listed, then fetched with their writes at once, whatever the thread's length."""
-    saver = MemorySaver()
-    chain(saver, length)
-    rounds(saver)
+    saver = long_thread(length)
     assert len(list(saver.list(config(), limit=10))) == 10
     taken = rounds(saver)
     assert taken[0] == [List]
@@ -416,3 +427,96 @@ async def test_a_cancelled_caller_cancels_nobody_else() -> None:
     assert isinstance(results[0], asyncio.CancelledError)
     assert results[1:] == [None] * 4
     assert sorted(stored) == list(range(5))
+
+
+# What unusual threads and calls take
+
+
+def counts(saver: MemorySaver) -> list[int]:
+    return [len(round_) for round_ in rounds(saver)]
+
+
+def test_a_filtered_list_reads_the_manifest(saver: MemorySaver) -> None:
+    """A condition on metadata takes one round more, for the manifest; what that lacks is read once, and indexed."""
+    ids = chain(saver, 40)
+    put(saver, ids[-1], id="1", metadata={"source": "update"})
+    rounds(saver)
+    assert [found.checkpoint["id"] for found in saver.list(config(), filter={"source": "update"})] == ["1"]
+    assert rounds(saver) == [[List], [Get] * 41, [Get], [Put]]
+    assert len(list(saver.list(config(), filter={"source": "loop"}, limit=3))) == 3
+    assert rounds(saver) == [[List], [Get], [Get] * 6]
+
+
+def test_list_of_all_namespaces_of_a_long_thread() -> None:
+    """The pages of the listing, 1,000 keys each, and one round."""
+    saver = long_thread(5000)
+    assert len(list(saver.list(config(ns=None), limit=10))) == 10
+    # Ten thousand keys: of each checkpoint the object and its writes.
+    assert counts(saver) == [1] * 10 + [20]
+
+
+def test_list_of_all_threads_asks_for_long_names(saver: MemorySaver) -> None:
+    """The name of a thread whose key holds a hash takes one round more, for all of them together."""
+    for number in range(3):
+        put(saver, thread=f"{number}" * 900)
+    rounds(saver)
+    assert len(list(saver.list(None))) == 3
+    assert counts(saver) == [1, 3, 3, 3]
+
+
+def test_setup(saver: MemorySaver) -> None:
+    """The bucket, its features, two puts that probe it, and the probe's end."""
+    saver.setup()
+    assert counts(saver) == [1, 2, 1, 1, 1]
+
+
+def test_an_old_checkpoint_without_its_parent_takes_one_more(saver: MemorySaver) -> None:
+    """Below format 4, where the parent is not there, the checkpoint is looked for again: both may be going."""
+    made = put(saver, "gone", v=3)
+    rounds(saver)
+    assert saver.get_tuple(config(id=made)) is not None
+    assert rounds(saver) == [[Get, List], [List], [Get]]
+
+
+def test_delta_history_with_a_parent_that_is_gone(saver: MemorySaver) -> None:
+    """Where the path breaks off, two rounds look why: the thread may be going, or a copy of it may have come."""
+    parent = put(saver, "0", id="1", values={})
+    saver.put_writes(config(id=parent), [("x", 1)], "task")
+    head = put(saver, parent, id="2", values={})
+    rounds(saver)
+    found = saver.get_delta_channel_history(config=config(id=head), channels=["x"])
+    assert [value for _, _, value in found["x"]["writes"]] == [1]
+    assert rounds(saver) == [[Get, List], [Get], [Get], [Get, Get], [Get]]
+
+
+def test_delta_history_with_greater_ids_takes_a_round_for_each(saver: MemorySaver) -> None:
+    """Parent pointers decide. An ancestor with a greater id than the target's is fetched alone."""
+    ids = ["9", "8", "7", "1"]
+    for place, id in enumerate(ids):
+        put(saver, ids[place - 1] if place else None, id=id, values={"x": "seed"} if id == "9" else {})
+        saver.put_writes(config(id=id), [("x", id)], "task")
+    rounds(saver)
+    found = saver.get_delta_channel_history(config=config(id="1"), channels=["x"])
+    assert found["x"]["seed"] == "seed"
+    assert [value for _, _, value in found["x"]["writes"]] == ["9", "8", "7"]
+    taken = rounds(saver)
+    assert taken[0] == [Get, List]
+    assert len(taken) <= 1 + 3 + 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_damaged_object_is_one_error_and_no_warning(saver: MemorySaver) -> None:
+    """Where reading ends early, no part of it is left unawaited."""
+    made = put(saver)
+    saver.put_writes(config(id=made), [("x", 1)], "task")
+    (key,) = [key for key in saver.driver.bucket.objects if key.endswith("_checkpoint.msgpack")]
+    saver.driver.bucket.objects[key] = b"S3CP\x01 nonsense", 0
+    for read in (
+        lambda: saver.get_tuple(config()),
+        lambda: saver.get_tuple(config(id=made)),
+        lambda: list(saver.list(None)),
+        lambda: saver.get_delta_channel_history(config=config(), channels=["x"]),
+    ):
+        with pytest.raises(CorruptObjectError):
+            read()
+    gc.collect()

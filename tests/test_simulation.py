@@ -1,69 +1,22 @@
-"""Every order of requests, a crash at each, an answer lost after each put, each request failing: nothing is lost, and
-nothing is seen by halves.
+"""One operation attacked: stopped at each of its requests, each answer lost, each request failing. And the machinery.
 
-Each test says how many schedules it ran; `pytest -s tests/test_simulation.py` prints them.
+How many schedules a test ran is printed with `pytest -s`.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-from langgraph.checkpoint.serde.types import TASKS
 from memory_saver import MemorySaver
-from reading import (
-    LAYOUT,
-    Archive,
-    Point,
-    config_of,
-    content,
-    keys_of,
-    listed,
-    place_of,
-    put_writes,
-    same,
-    store_writes,
-    writes_of,
-)
-from simulation import (
-    COUNTS,
-    Case,
-    Check,
-    Make,
-    World,
-    copy_of,
-    crashes,
-    explore,
-    failures,
-    losses,
-    process,
-    repeated,
-    sample,
-)
+from points import LONG, MORE, SUB, A, B, C, D, E, archive, deletes, filled, moved
+from reading import Point, content, keys_of, put_writes, writes_of
+from simulation import COUNTS, Case, Make, World, crashes, explore, failures, losses, process, sample
 
-from s3_saver.bucket import Operation
+from s3_saver.bucket import Delete, Get, List, Operation, Put, both
 from s3_saver.drivers.memory import MemoryBucket
-from s3_saver.errors import CheckpointConflictError
-
-BIG = "large " * 40
-BIGGER = "larger " * 40
-LONG = "thread with a long name " * 12
-
-A = Point("1", values={"messages": ["a"], "document": BIG, "log": ["seed"]}, run="run 1")
-# The child stores no `log`: that channel is rebuilt from the writes of its ancestors.
-B = A.child("2", values={"messages": ["a"], "document": BIG}, versions={"messages": 1, "document": 1, "log": 2})
-# Grandchildren: one changes a small value, one a large one, one makes a small value large as well.
-C = B.child("3", values={"messages": ["c"], "document": BIG}, versions={"messages": 3, "document": 1, "log": 2})
-D = replace(C, values={"messages": ["a"], "document": BIGGER}, versions={"messages": 1, "document": 3, "log": 2})
-E = replace(D, values={"messages": BIG, "document": BIGGER}, versions={"messages": 3, "document": 3, "log": 2})
-C, D, E = replace(C, new=("messages",)), replace(D, new=("document",)), replace(E, new=("document", "messages"))
-SUB = Point("1", values={"messages": ["sub"]}, ns="sub", run="run 1")
-
-# The writes that A and B have from the start, and those that come.
-WRITTEN = {("", "1"): [("log", "w1"), ("messages", "m")], ("", "2"): [("log", "w2")]}
-MORE = [("log", "more")]
+from s3_saver.errors import CorruptObjectError
 
 
 @pytest.fixture(autouse=True)
@@ -73,33 +26,6 @@ def counted() -> Iterator[None]:
     yield
     for name, count in COUNTS.items():
         print(f"{count:6} schedules: {name}")
-
-
-def moved(thread: str, *points: Point) -> tuple[Point, ...]:
-    return tuple(replace(point, thread=thread) for point in points)
-
-
-def written(point: Point) -> list[tuple[str, Any]]:
-    return WRITTEN.get((point.ns, point.id), [])
-
-
-def filled(bucket: MemoryBucket, *points: Point) -> MemorySaver:
-    """Stores `points`, A and B with their writes. The saver that stored them."""
-    saver = process(bucket)
-    for point in points:
-        point.store(saver)
-        if written(point):
-            store_writes(saver, point, "task 1", written(point))
-    return saver
-
-
-def archive(*points: Point, kept: tuple[Point, ...] = ()) -> Archive:
-    """What may be seen of `points`, where `kept` were acknowledged before."""
-    found = Archive(points=[*kept, *points], kept=list(kept))
-    for point in found.points:
-        found.writes[point.place] = [writes_of("task 1", written(point))]
-    found.kept_writes = [(point, writes_of("task 1", written(point))) for point in kept]
-    return found
 
 
 # One operation: crashes, lost answers, failures
@@ -150,10 +76,6 @@ def deleting(name: str, *points: Point) -> Case:
     return case_of(name, points, deletes(points[0].thread), allowed=archive(*points), content=left)
 
 
-def deletes(thread: str = "thread") -> Callable[[MemorySaver], Operation[Any]]:
-    return lambda saver: saver._delete_thread(thread)
-
-
 CASES = {
     case.name: case
     for case in (
@@ -195,381 +117,81 @@ def test_failed_request(name: str) -> None:
     assert failures(CASES[name]) >= 2
 
 
-# Several operations at once
-
-Start = Callable[[MemorySaver], Operation[Any]]
+# The machinery
 
 
-def world_of(*before: Point, start: dict[str, Start], remembers: str = "") -> Make:
-    """Worlds in which `before` is stored and some operations begin, in that order.
+async def _put_then_look(key: str) -> list[str]:
+    await Put(key, key.encode())
+    page, found = await both(List(""), Get("common"))
+    return [*(item.key for item in page.keys), str(found)]
 
-    Each is in a process of its own. The one that `remembers` is in that which stored what was there before.
-    """
+
+async def _delete(*keys: str) -> None:
+    await Delete(keys)
+
+
+def _tiny(*, every_order: bool = False) -> World:
+    world = World(MemoryBucket(objects={"c": (b"c", 0), "common": (b"c", 0)}), shared_memory=every_order)
+    for name, operation in {
+        "a": _put_then_look("a"),
+        "b": _put_then_look("common"),
+        "x": _delete("c", "common"),
+    }.items():
+        world.start(name, operation)
+    return world
+
+
+def test_explore_leaves_out_nothing_that_can_be_told_apart() -> None:
+    """Every state of the bucket and every outcome that any order leads to is among those explored."""
+
+    def explored(make: Make) -> tuple[int, set[Any], set[Any]]:
+        states: set[Any] = set()
+        outcomes: set[Any] = set()
+
+        def end(world: World) -> None:
+            outcomes.add((objects(world), tuple(str(running.result) for running in world.running.values())))
+
+        return explore(make, node=lambda world: states.add(objects(world)), end=end), states, outcomes
+
+    def objects(world: World) -> Any:
+        return tuple(sorted((key, body) for key, (body, _) in world.bucket.objects.items()))
+
+    some, states, outcomes = explored(_tiny)
+    every, all_states, all_outcomes = explored(partial(_tiny, every_order=True))
+    # 560 orders of three operations' steps, where three rounds have two requests each in two orders.
+    assert every == 560 * 2**3
+    assert some < every / 5
+    assert (states, outcomes) == (all_states, all_outcomes)
+
+
+def test_a_failing_check_tells_the_steps() -> None:
+    """The note on an error lists what was done up to it, and the seed where there was one."""
+
+    def check(world: World) -> None:
+        assert len(world.trace) < 3
+
+    with pytest.raises(AssertionError) as raised:
+        explore(_tiny, node=check)
+    assert raised.value.__notes__[0].splitlines()[1:] == ["  1. a: Put a", "  2. a: List", "  3. a: Get common"]
+    with pytest.raises(AssertionError) as raised:
+        sample(_tiny, range(3), node=check)
+    assert "seed 0" in raised.value.__notes__[0]
+
+
+def test_attacks_find_a_wrong_order() -> None:
+    """An operation that makes its result visible before what it needs does not pass."""
+
+    def act(saver: MemorySaver) -> Operation[Any]:
+        async def wrong() -> None:
+            await Put(head, whole[head])
+            await Put(value, whole[value])
+
+        return wrong()
+
     stored = MemoryBucket()
-    filled(stored, *before)
-
-    def make() -> World:
-        world = World() if remembers else World(copy_of(stored))
-        saver = filled(world.bucket, *before) if remembers else None
-        for name, begin in start.items():
-            world.start(name, begin(saver if saver is not None and name == remembers else world.saver()))
-        return world
-
-    return make
-
-
-def run(name: str, make: Make, allowed: Archive, end: Check, last: Check | None = None) -> int:
-    """Every schedule: all that is visible is sound after each step, and `end` holds at the end.
-
-    Whatever was visible before is not looked at again. `last` is called once for each state that schedules end in.
-    """
-    seen: set[Any] = set()
-
-    def node(world: World) -> None:
-        visible = frozenset(
-            world.name_of(key) for key in world.bucket.objects if LAYOUT.kind(key) not in ("run", "marker")
-        )
-        if visible not in seen:
-            seen.add(visible)
-            allowed.sound(world.bucket)
-
-    def checked_end(world: World) -> None:
-        end(world)
-        if last is not None and ("last", state := world.state()) not in seen:
-            seen.add(("last", state))
-            last(world)
-
-    count = explore(make, node=node, end=checked_end)
-    COUNTS[name] += count
-    return count
-
-
-def no_errors(world: World) -> None:
-    assert errors_of(world) == {}
-
-
-def errors_of(world: World) -> dict[str, Exception]:
-    return {name: running.error for name, running in world.running.items() if running.error is not None}
-
-
-PUT_TWICE = {
-    "small": ((), Point("1", values={"messages": ["a"]}), Point("1", values={"messages": ["b"]})),
-    "small child": ((A, B), C, replace(C, values={"messages": ["other"], "document": BIG})),
-    "large": ((A, B), D, replace(D, values={"messages": ["a"], "document": "other " * 60})),
-    "large against small": ((A, B), D, replace(D, values={"messages": ["a"], "document": "other"})),
-    "new run": ((A, B), replace(C, run="run 2"), replace(C, run="run 3")),
-    "other parent": ((A, B), C, replace(C, parent="1")),
-    "with a channel less": ((), A, replace(A, values={"log": ["seed"]}, versions={"messages": 1, "log": 1})),
-}
-each_pair = pytest.mark.parametrize("name", PUT_TWICE)
-lossy = pytest.mark.parametrize("lost", [False, True], ids=["", "answers lost"])
-
-
-def begun(operation: Start, lost: bool) -> Start:
-    return lambda saver: repeated(operation(saver)) if lost else operation(saver)
-
-
-@lossy
-@each_pair
-def test_two_puts_of_the_same(name: str, lost: bool) -> None:
-    """Two processes put one checkpoint with the same content: both succeed, and there is one."""
-    before, point, _ = PUT_TWICE[name]
-    allowed = archive(point, kept=before)
-
-    def last(world: World) -> None:
-        assert point.place in allowed.check(world.bucket)
-
-    make = world_of(*before, start={"one": begun(point.put, lost), "two": point.put})
-    assert run(f"two puts of the same, {name}", make, allowed, no_errors, last) >= 2
-
-
-@lossy
-@each_pair
-def test_two_puts_that_differ(name: str, lost: bool) -> None:
-    """Two processes put one id with different content: one succeeds, the other learns of the conflict."""
-    before, *pair = PUT_TWICE[name]
-    points = dict(zip(("one", "two"), pair, strict=True))
-    allowed = archive(*pair, kept=before)
-    winners = set()
-
-    def end(world: World) -> None:
-        ((loser, error),) = errors_of(world).items()
-        assert isinstance(error, CheckpointConflictError)
-        (winner,) = points.keys() - {loser}
-        winners.add(winner)
-        found = process(world.bucket).get_tuple(points[winner].config)
-        assert found is not None
-        assert same(found, points[winner])
-
-    start = {writer: begun(point.put, lost and writer == "one") for writer, point in points.items()}
-    run(f"two puts that differ, {name}", world_of(*before, start=start), allowed, end)
-    assert winners == {"one", "two"}
-
-
-def test_put_of_parent_and_child() -> None:
-    """A child that is put while its parent is stands on its own values where the parent is not there yet."""
-    child = replace(D, id="4", parent="3", new=())
-    allowed = archive(D, child, kept=(A, B))
-
-    def last(world: World) -> None:
-        assert len(allowed.check(world.bucket)) == 4
-
-    make = world_of(A, B, start={"parent": D.put, "child": child.put})
-    run("put of parent and child", make, allowed, no_errors, last)
-
-
-def test_put_and_its_writes() -> None:
-    """Writes come before or after their checkpoint, and are there with it."""
-    allowed = archive(D, kept=(A, B))
-    allowed.writes[D.place] += [writes_of("task 2", MORE), writes_of("task 3", MORE)]
-
-    def end(world: World) -> None:
-        assert errors_of(world) == {}
-        found = allowed.check(world.bucket)[D.place]
-        assert found.pending_writes == [*writes_of("task 2", MORE), *writes_of("task 3", MORE)]
-
-    start = {task: partial(put_writes, point=D, task=task, writes=MORE) for task in ("task 2", "task 3")}
-    run("put and its writes", world_of(A, B, start={"put": D.put, **start}), allowed, end)
-
-
-@lossy
-@pytest.mark.parametrize("channel", ["log", "__error__"])
-def test_two_put_writes_of_the_same_task(channel: str, lost: bool) -> None:
-    """Of two writes with one (task, idx) one stands: the first, or the last where the channel is a special one.
-
-    Which came first is told by the clock that each process read when it began. Once both are stored it stands for
-    every reader and for ever.
-    """
-    allowed = archive(kept=(A, B))
-    pair = [writes_of("task", [(channel, name)]) for name in ("one", "two")]
-    allowed.writes[B.place] += pair
-    standing = pair[channel == "__error__"]
-
-    def end(world: World) -> None:
-        assert errors_of(world) == {}
-        for _ in range(2):
-            found = process(world.bucket).get_tuple(B.config)
-            assert found is not None
-            assert set(found.pending_writes or ()) == {*writes_of("task 1", written(B)), *standing}
-
-    def start(value: str) -> Start:
-        return begun(partial(put_writes, point=B, task="task", writes=[(channel, value)]), lost)
-
-    make = world_of(A, B, start={"one": start("one"), "two": start("two")})
-    assert run("two put_writes of one task", make, allowed, end) >= 1
-
-
-def test_a_slow_clock_comes_after_what_it_has_read() -> None:
-    """A write stands against that of a process which read it before it wrote, however slow that one's clock is."""
-    bucket = MemoryBucket()
-    first = filled(bucket, A)
-    # The first process's clock is an hour fast.
-    first._shared.cache.saw((time.time_ns() + 3_600 * 10**9) // 1000)
-    store_writes(first, A, "task", [("log", "first")])
-    second = process(bucket)
-    second.get_tuple(A.config)
-    store_writes(second, A, "task", [("log", "second")])
-    found = process(bucket).get_tuple(A.config)
-    assert found is not None
-    assert [write for write in found.pending_writes or () if write[0] == "task"] == [("task", "log", "first")]
-
-
-# Deletion beside other operations
-
-
-def deleted(world: World, thread: str = "thread") -> None:
-    """Asserts that one more deletion leaves the tombstone alone."""
-    world.saver().delete_thread(thread)
-    folder = LAYOUT.thread(thread)
-    assert [key for key in world.bucket.objects if key.startswith(folder)] == [LAYOUT.deleted(thread)]
-
-
-# What is there, what is put, and whether the process that puts it has stored, and remembers, what is there.
-PUT_AND_DELETE = {
-    "small": ((A,), C, False),
-    "small, in memory": ((A, B), C, True),
-    "large": ((A, B), D, False),
-    "large, in memory": ((A, B), D, True),
-    "new run": ((A, B), replace(C, run="run 2"), True),
-    "long name": (moved(LONG, A), *moved(LONG, replace(C, parent="1")), True),
-    "long name, new lineage": (moved(LONG, replace(B, run=None)), *moved(LONG, replace(A, run=None)), False),
-    "first of the thread": ((), A, False),
-    "again": ((A, B), B, False),
-}
-
-
-@lossy
-@pytest.mark.parametrize("name", PUT_AND_DELETE)
-def test_put_and_delete(name: str, lost: bool) -> None:
-    """What a put leaves in a thread that is being deleted reads whole or as deleted; the next deletion removes it."""
-    before, point, remembers = PUT_AND_DELETE[name]
-    allowed = archive(*before, point)
-
-    start = {"put": begun(point.put, lost), "delete": deletes(point.thread)}
-    make = world_of(*before, start=start, remembers="put" if remembers else "")
-    run(f"put and delete, {name}", make, allowed, no_errors, lambda world: deleted(world, point.thread))
-
-
-def test_put_writes_and_delete() -> None:
-    """Writes that arrive in a thread that is being deleted are not seen, and the next deletion removes them."""
-    allowed = archive(A, B)
-    allowed.writes[B.place].append(writes_of("task 2", MORE))
-
-    start = {"writes": partial(put_writes, point=B, task="task 2", writes=MORE), "delete": deletes()}
-    run("put_writes and delete", world_of(A, B, start=start), allowed, no_errors, deleted)
-
-
-def test_two_deletes() -> None:
-    """Two deletions of one thread both succeed and leave nothing but the tombstone."""
-
-    def end(world: World) -> None:
-        assert errors_of(world) == {}
-        assert list(world.bucket.objects) == [LAYOUT.deleted("thread")]
-
-    small = replace(A, values={"messages": ["a"]}, run=None)
-    make = world_of(small, start={"one": deletes(), "two": deletes()})
-    run("two deletes", make, archive(small), end)
-
-
-def test_a_thread_begun_anew_has_its_name() -> None:
-    """A process that has put a thread's name and markers puts them again when the thread begins anew."""
-    bucket = MemoryBucket()
-    first, *_ = points = moved(LONG, A, B)
-    saver = filled(bucket, *points)
-    process(bucket).delete_thread(LONG)
-    renewed = replace(first, id="4")
-    renewed.store(saver)
-    archive(kept=(renewed,)).check(bucket)
-    assert len(keys_of(bucket, "name", "run", "marker")) == 3
-    assert [place_of(item) for item in process(bucket).list(None)] == [renewed.place]
-
-
-# Readers beside writers
-
-Read = Callable[[MemorySaver, str], Operation[Any]]
-
-READS: dict[str, Read] = {
-    "newest": lambda saver, thread: saver._get_tuple(config_of(thread)),
-    "by id": lambda saver, thread: saver._get_tuple(config_of(thread, "", "2")),
-    "by id, the first": lambda saver, thread: saver._get_tuple(config_of(thread, "", "1")),
-    "list": lambda saver, thread: listed(saver, config_of(thread)),
-    "list all namespaces": lambda saver, thread: listed(saver, config_of(thread, None)),
-    "list all threads": lambda saver, thread: listed(saver, None),
-    "list with a filter": lambda saver, thread: listed(saver, config_of(thread), filter={"step": 1}),
-    "history": lambda saver, thread: saver._delta_history(config_of(thread, "", "3"), ["log"]),
-    "history of the newest": lambda saver, thread: saver._delta_history(config_of(thread), ["log"]),
-}
-each_read = pytest.mark.parametrize("name", READS)
-SMALL = replace(A, values={"messages": ["a"], "log": ["seed"]}, run=None)
-SMALL_CHILD = SMALL.child("2", values={"messages": ["a"]}, versions={"messages": 1, "log": 2})
-CHAIN = (SMALL, SMALL_CHILD, SMALL_CHILD.child("3"))
-# `log` as it is rebuilt for the third of the chain, for the second, and for the first.
-HISTORIES = (
-    {"seed": ["seed"], "writes": [("task 1", "log", "w1"), ("task 1", "log", "w2")]},
-    {"seed": ["seed"], "writes": [("task 1", "log", "w1")]},
-    {"writes": []},
-)
-
-
-def check_read(name: str, world: World, allowed: Archive) -> None:
-    """Asserts that what a read returned is whole: a checkpoint with all its writes, or nothing."""
-    result = world.running["read"].result
-    if name.startswith("history"):
-        assert result["log"] in (HISTORIES if name.endswith("newest") else (HISTORIES[0], HISTORIES[2]))
-        return
-    for one in result if isinstance(result, list) else [] if result is None else [result]:
-        allowed.check_one(one)
-        for point, writes in allowed.kept_writes:
-            if point.place == place_of(one):
-                assert set(map(repr, writes)) <= set(map(repr, one.pending_writes))
-
-
-@each_read
-@pytest.mark.parametrize("thread", ["thread", LONG], ids=["short", "long"])
-def test_read_and_delete(name: str, thread: str) -> None:
-    """A read beside a deletion sees a checkpoint whole or not at all; never an error, never half of it."""
-    if thread == LONG and name != "list all threads":
-        pytest.skip("only a listing of all threads looks for a thread's name")
-    points = moved(thread, *(CHAIN if "history" in name else (A, B)))
-    allowed = archive(kept=points)
-
-    def end(world: World) -> None:
-        assert errors_of(world) == {}
-        check_read(name, world, allowed)
-
-    make = world_of(*points, start={"read": lambda saver: READS[name](saver, thread), "delete": deletes(thread)})
-    COUNTS[f"read {name} and delete"] += explore(make, end=end)
-
-
-@each_read
-def test_read_and_put(name: str) -> None:
-    """A read beside a put sees the new checkpoint whole or not at all, and what was there before in any case."""
-    points, point = (CHAIN[:2], CHAIN[2]) if "history" in name else ((A, B), D)
-    allowed = archive(point, kept=points)
-
-    def end(world: World) -> None:
-        assert errors_of(world) == {}
-        check_read(name, world, allowed)
-        result = world.running["read"].result
-        if name.startswith("list"):
-            assert {place_of(one) for one in result} >= {one.place for one in points}
-        assert result is not None
-
-    make = world_of(*points, start={"read": lambda saver: READS[name](saver, "thread"), "put": point.put})
-    run(f"read {name} and put", make, allowed, end)
-
-
-def test_read_of_an_old_format_and_delete() -> None:
-    """A checkpoint of a format below 4 is read with the sends on its parent, or not at all.
-
-    Only while a deletion removes one checkpoint after another may a child outlive its parent, and its sends.
-    """
-    parent = Point("1", values={"messages": ["a"]}, v=3)
-    child = parent.child("2")
-    sends = ["send 1", "send 2"]
-    stored = MemoryBucket()
-    saver = process(stored)
-    parent.store(saver)
-    store_writes(saver, parent, "task", [(TASKS, send) for send in sends])
-    child.store(saver)
-
-    def make() -> World:
-        world = World(copy_of(stored))
-        world.start("read", world.saver()._get_tuple(child.config))
-        world.start("delete", world.saver()._delete_thread("thread"))
-        return world
-
-    def end(world: World) -> None:
-        assert errors_of(world) == {}
-        found = world.running["read"].result
-        if found is not None and found.checkpoint["channel_values"].get(TASKS) != sends:
-            trace = [(step.place[0], type(step.request).__name__, LAYOUT.kind(step.key)) for step in world.trace]
-            last_read = max(number for number, step in enumerate(trace) if step[0] == "read")
-            assert trace[:last_read].count(("delete", "Delete", "checkpoint")) == 1
-
-    COUNTS["read of an old format and delete"] += explore(make, end=end)
-
-
-@pytest.mark.parametrize("name", ["newest", "list all threads", "history of the newest"])
-def test_many_at_once(name: str) -> None:
-    """Two puts, writes, a deletion and a read in one thread, in random orders."""
-    points = CHAIN if "history" in name else (A, B, SUB)
-    one, two = replace(D, id="5", parent="2"), replace(E, id="6", parent="2", run="run 3")
-    allowed = archive(*points, one, two)
-    allowed.writes[one.place].append(writes_of("task 2", MORE))
-    start = {
-        "put": begun(one.put, True),
-        "other put": two.put,
-        "writes": partial(put_writes, point=one, task="task 2", writes=MORE),
-        "delete": deletes(),
-        "read": lambda saver: READS[name](saver, "thread"),
-    }
-
-    def end(world: World) -> None:
-        assert errors_of(world) == {}
-        allowed.check(world.bucket)
-        if not name.startswith("history"):
-            check_read(name, world, allowed)
-        deleted(world)
-
-    COUNTS[f"many at once, {name}"] += sample(world_of(*points, start=start, remembers="put"), range(100), end=end)
+    filled(stored, replace(A, run=None))
+    whole = {key: body for key, (body, _) in stored.objects.items()}
+    (head,), (value,) = keys_of(stored, "checkpoint"), keys_of(stored, "value")
+    case = Case("wrong", process, act, archive(A, replace(A, run=None)).sound, content)
+    with pytest.raises(CorruptObjectError):
+        crashes(case)
