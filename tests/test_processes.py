@@ -366,7 +366,7 @@ class Remembering:
         self.writes: list[tuple[str, str, str, Any]] = []
         self.started = threading.Event()
 
-    def _put(self, stored: Any, checkpoint: Any) -> None:
+    def _stored(self, stored: Any, checkpoint: Any) -> None:
         self.puts.append((stored["configurable"]["checkpoint_id"], checkpoint["ts"]))
         if len(self.puts) == 8:
             self.started.set()
@@ -379,7 +379,7 @@ class Remembering:
 class RememberingSync(Remembering, S3Saver):
     def put(self, where: Any, checkpoint: Any, *others: Any) -> Any:
         stored = super().put(where, checkpoint, *others)
-        self._put(stored, checkpoint)
+        self._stored(stored, checkpoint)
         return stored
 
     def put_writes(self, where: Any, writes: Any, task_id: str, task_path: str = "") -> None:
@@ -390,7 +390,7 @@ class RememberingSync(Remembering, S3Saver):
 class RememberingAsync(Remembering, AsyncS3Saver):
     async def aput(self, where: Any, checkpoint: Any, *others: Any) -> Any:
         stored = await super().aput(where, checkpoint, *others)
-        self._put(stored, checkpoint)
+        self._stored(stored, checkpoint)
         return stored
 
     async def aput_writes(self, where: Any, writes: Any, task_id: str, task_path: str = "") -> None:
