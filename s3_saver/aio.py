@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from threading import Lock, Thread
@@ -161,8 +162,11 @@ class Loops:
 
     def run(self, call: Callable[[], Coroutine[Any, Any, A]]) -> A:
         """Run a coroutine on the sync methods' loop and wait for it, in a thread that is not that loop's."""
-        loop = self._foreign_loop() if self._foreign else self._own_loop()
-        return asyncio.run_coroutine_threadsafe(_started(call), loop).result()
+        # Under the lock: what is submitted before `close` is waited for by it.
+        with self._lock:
+            loop = self._foreign_loop() if self._foreign else self._own_loop()
+            future = asyncio.run_coroutine_threadsafe(_started(call), loop)
+        return future.result()
 
     def _foreign_loop(self) -> asyncio.AbstractEventLoop:
         if self._home is None or not self._home.is_running():
@@ -182,14 +186,15 @@ class Loops:
         return self._home
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._closed:
-                raise SaverClosedError("this saver was closed; make a new one")
-            if self._home is None:
-                self._home = asyncio.new_event_loop()
-                self._thread = Thread(target=_serve, args=(self._home,), name="s3-saver-loop", daemon=True)
-                self._thread.start()
-            return self._home
+        if self._closed:
+            raise SaverClosedError("this saver was closed; make a new one")
+        if self._home is None:
+            self._home = asyncio.new_event_loop()
+            self._thread = Thread(target=_serve, args=(self._home,), name="s3-saver-loop", daemon=True)
+            self._thread.start()
+            # A program may end without closing its saver.
+            atexit.register(self.close)
+        return self._home
 
     def close(self) -> None:
         """Refuse further calls; close the saver's own loop and the client in it."""
@@ -197,6 +202,7 @@ class Loops:
         with self._lock:
             thread, loop, self._closed, self._thread = self._thread, self._home, True, None
         if thread is not None and loop is not None:
+            atexit.unregister(self.close)
             asyncio.run_coroutine_threadsafe(self._shut_down(), loop).result()
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
@@ -204,6 +210,9 @@ class Loops:
     async def _shut_down(self) -> None:
         await self.drained()
         await self._driver.disconnect()
+        # Calls that are refused now still have to tell their callers.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
 
 
 async def _started(call: Callable[[], Coroutine[Any, Any, A]]) -> A:

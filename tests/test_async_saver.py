@@ -1,804 +1,807 @@
-"""What holds of savers and event loops: where a saver may be made and used, what closing and cancelling leave behind.
-
-`asyncio.run` makes the loops here, as it does in users' programs: a client that it leaves open would be warned of,
-and warnings are errors.
-"""
+"""How savers live: made anywhere, used from any loop and thread, cancelled, cloned, closed."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
+import textwrap
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
-from urllib.parse import urlencode
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
+import boto3
 import pytest
-from aiobotocore.session import AioSession
-from kit import checkpoint, config
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.config import Config
+from conftest import MotoServer
+from kit import WAIT_SECONDS, Background, checkpoint, config, values_at, writes_at
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-from savers import Server, boto3_client, credentials
+from savers import credentials
 from slow_proxy import SlowProxy
 
-from s3_saver import AsyncS3Saver, S3Saver
-from s3_saver.clients import Connection
-from s3_saver.errors import SaverClosedError
+from s3_saver import AsyncS3Saver, S3Saver, SaverClosedError
 
-A = TypeVar("A")
+STRICT = JsonPlusSerializer(allowed_msgpack_modules=None)
+SETTINGS: dict[str, Any] = {
+    "s3": {"addressing_style": "path"},
+    "retries": {"mode": "standard", "total_max_attempts": 2},
+    "request_checksum_calculation": "when_required",
+    "response_checksum_validation": "when_required",
+    "max_pool_connections": 32,
+}
 
-# Made where no loop runs, and long before one does.
-MADE_AT_IMPORT = AsyncS3Saver("checkpoints", session=AioSession(), prefix="made-at-import")
+# Made while the module is imported: no loop, no credentials, no server.
+AT_IMPORT = AsyncS3Saver("checkpoints", prefix="made-at-import")
 
-WAIT_SECONDS = 30
-STRICT = JsonPlusSerializer(allowed_msgpack_modules=None)  # decodes no type that it is not told of
-METADATA: Any = {"source": "loop", "step": 0, "parents": {}}
+both_savers = pytest.mark.parametrize("cls", [S3Saver, AsyncS3Saver])
+
+
+@cache
+def aio_session() -> Any:
+    """One session for all: it reads the description of S3 only once."""
+    return get_session()
 
 
 class CountingSession:
-    """A session that counts the clients made from it, and those still open."""
+    """A session that knows how many clients it made, and the loops of those that are open."""
 
-    def __init__(self, server: Server) -> None:
-        self._session = AioSession()
-        self._session.set_credentials(server.access_key, server.secret_key)
+    def __init__(self, server: MotoServer) -> None:
+        self.server = server
+        self.lock = threading.Lock()
         self.made = 0
-        self.open = 0
+        self.open: list[int] = []
 
-    def get_config_variable(self, name: str) -> Any:
-        return self._session.get_config_variable(name)
+    def get_config_variable(self, name: str) -> str:
+        return {"region": self.server.region}[name]
 
-    def create_client(self, service: str, **arguments: Any) -> CountedClient:
-        self.made += 1
-        return CountedClient(self, self._session.create_client(service, **arguments))
+    def create_client(self, service: str, **settings: Any) -> Counted:
+        return Counted(self, aio_session().create_client(service, **(settings | credentials(self.server))))
 
 
-class CountedClient:
-    """Counts a session's client as open from its beginning to its end."""
+class Counted:
+    """A client's context. No generator: a loop that ends closes all of these at once, the inner ones too."""
 
-    def __init__(self, session: CountingSession, client: Any) -> None:
+    def __init__(self, session: CountingSession, context: Any) -> None:
         self._session = session
-        self._client = client
+        self._context = context
+        self._loop = 0
 
     async def __aenter__(self) -> Any:
-        self._session.open += 1
-        return await self._client.__aenter__()
+        client = await self._context.__aenter__()
+        self._loop = id(asyncio.get_running_loop())
+        with self._session.lock:
+            self._session.made += 1
+            self._session.open.append(self._loop)
+        return client
 
-    async def __aexit__(self, *raised: Any) -> None:
-        await self._client.__aexit__(*raised)
-        self._session.open -= 1
-
-
-def saver_of(server: Server, session: CountingSession, prefix: str, url: str = "", **settings: Any) -> AsyncS3Saver:
-    """A saver over clients that it makes itself, at the server's address or at the given one."""
-    connection = Connection(server.region, url or server.endpoint_url)
-    return AsyncS3Saver(server.bucket, prefix=prefix, session=session, _connection=connection, **settings)
-
-
-@pytest.fixture
-def session(seaweed: Server) -> Iterator[CountingSession]:
-    """A session whose clients are all closed at the test's end."""
-    made = CountingSession(seaweed)
-    yield made
-    gc.collect()
-    assert made.open == 0
-
-
-@pytest.fixture(autouse=True)
-def silence(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """asyncio logs what goes wrong where nobody waits for it; nothing may."""
-    yield
-    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+    async def __aexit__(self, *error: Any) -> None:
+        await self._context.__aexit__(*error)
+        with self._session.lock:
+            self._session.open.remove(self._loop)
 
 
 @pytest.fixture
-def saver(seaweed: Server, session: CountingSession, prefix: str) -> AsyncS3Saver:
-    return saver_of(seaweed, session, prefix)
+def session(moto_server: MotoServer) -> CountingSession:
+    return CountingSession(moto_server)
 
 
 @pytest.fixture
-def keys(seaweed: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweed.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweed.secret_key)
+def environment(moto_server: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials and endpoint where the usual chain finds them."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", moto_server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", moto_server.secret_key)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", moto_server.endpoint_url)
 
 
-def connection_string(server: Server, prefix: str) -> str:
-    query = urlencode({"endpoint_url": server.endpoint_url, "region_name": server.region})
-    return f"s3://{server.bucket}/{prefix}?{query}"
+@contextmanager
+def sync_client(server: MotoServer) -> Iterator[Any]:
+    client = boto3.client("s3", config=Config(**SETTINGS), **credentials(server))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def async_client(server: MotoServer) -> Any:
+    return aio_session().create_client("s3", config=AioConfig(**SETTINGS), **credentials(server))
 
 
 @asynccontextmanager
-async def client_of(server: Server) -> AsyncIterator[Any]:
-    """A caller's own client."""
-    async with AioSession().create_client("s3", **credentials(server)) as client:
-        yield client
+async def opened(cls: type, server: MotoServer, prefix: str, **settings: Any) -> AsyncIterator[Any]:
+    """A saver of either kind on a client of its own, both closed at the end."""
+    if cls is S3Saver:
+        with sync_client(server) as client:
+            async with S3Saver(server.bucket, prefix=prefix, client=client, **settings) as saver:
+                yield saver
+    else:
+        async with (
+            async_client(server) as client,
+            AsyncS3Saver(server.bucket, prefix=prefix, client=client, **settings) as saver,
+        ):
+            yield saver
 
 
-async def aput(saver: Any, thread_id: str, value: Any = "v") -> str:
-    """Put a checkpoint with one channel; its id."""
-    made = checkpoint({"a": value}, {"a": "1"})
-    await saver.aput(config(thread_id), made, METADATA, {"a": "1"})
-    return str(made["id"])
+def use(saver: Any, thread_id: str = "t") -> None:
+    """Each kind of sync method once."""
+    stored = saver.put(config(thread_id), checkpoint({"k": 1}, {"k": "1"}), {}, {"k": "1"})
+    saver.put_writes(stored, [("x", 1)], "task")
+    assert values_at(saver, stored) == {"k": 1}
+    assert writes_at(saver, stored) == [("task", "x", 1)]
+    assert len(list(saver.list(config(thread_id)))) == 1
+    saver.delete_thread(thread_id)
 
 
-def put(saver: Any, thread_id: str, value: Any = "v") -> str:
-    """Put a checkpoint with one channel; its id."""
-    made = checkpoint({"a": value}, {"a": "1"})
-    saver.put(config(thread_id), made, METADATA, {"a": "1"})
-    return str(made["id"])
+async def ause(saver: Any, thread_id: str = "t") -> None:
+    """Each kind of async method once."""
+    stored = await saver.aput(config(thread_id), checkpoint({"k": 1}, {"k": "1"}), {}, {"k": "1"})
+    await saver.aput_writes(stored, [("x", 1)], "task")
+    item = await saver.aget_tuple(stored)
+    assert item.checkpoint["channel_values"] == {"k": 1}
+    assert item.pending_writes == [("task", "x", 1)]
+    assert len([one async for one in saver.alist(config(thread_id))]) == 1
+    await saver.adelete_thread(thread_id)
 
 
-async def aids(saver: Any, thread_id: str) -> list[str]:
-    return [item.checkpoint["id"] async for item in saver.alist(config(thread_id))]
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """`asyncio.run`, in time."""
+    return asyncio.run(asyncio.wait_for(coroutine, WAIT_SECONDS))
 
 
-def ids(saver: Any, thread_id: str) -> list[str]:
-    return [item.checkpoint["id"] for item in saver.list(config(thread_id))]
+def together(count: int, call: Callable[[int], Any]) -> list[Any]:
+    """`call` with each number at once, in threads that start together."""
+    barrier = threading.Barrier(count)
+
+    def start(number: int) -> Any:
+        barrier.wait(WAIT_SECONDS)
+        return call(number)
+
+    return [call.result() for call in [Background(lambda number=number: start(number)) for number in range(count)]]
 
 
-async def within(coroutine: Coroutine[Any, Any, A]) -> A:
-    return await asyncio.wait_for(coroutine, WAIT_SECONDS)
+# Made anywhere, used in any loop
 
 
-# Loops
+@pytest.mark.usefixtures("environment")
+def test_made_at_import(prefix: str) -> None:
+    """A saver that was made at import, without a loop, connects at the first request and works in loop after loop."""
+    assert AT_IMPORT._shared.settings.bucket == "checkpoints"
+    run(ause(AT_IMPORT, prefix))
+    run(ause(AT_IMPORT, prefix))
+    gc.collect()  # a client left open would warn now, and a warning is an error
 
 
-def test_made_at_import_and_used_in_a_loop(seaweed: Server) -> None:
-    """A saver made outside of any loop connects at its first request, and not before."""
-    session = CountingSession(seaweed)
-    saver = saver_of(seaweed, session, "made-outside")
+def test_connects_at_the_first_request(session: CountingSession, moto_server: MotoServer, prefix: str) -> None:
+    """Making a saver, and closing it unused, opens no client and starts no thread."""
+    threads = threading.active_count()
+    saver = AsyncS3Saver(moto_server.bucket, prefix=prefix, session=session)
+    saver.get_next_version(None, None)
+    saver.close()
+    run(AsyncS3Saver(moto_server.bucket, prefix=prefix, session=session).aclose())
     assert session.made == 0
-
-    async def use(made: AsyncS3Saver) -> None:
-        async with made:
-            assert await made.aget_tuple(config("nobody")) is None
-
-    asyncio.run(use(saver))
-    assert session.made == 1
-    assert session.open == 0
-    assert "made-at-import" in repr(MADE_AT_IMPORT)
+    assert threading.active_count() <= threads
 
 
-def test_made_and_never_used(seaweed: Server, session: CountingSession) -> None:
-    """A saver that was never used needs no closing, and can be closed all the same."""
-    AsyncS3Saver(seaweed.bucket, session=session)
-    S3Saver(seaweed.bucket)
+def test_one_loop_after_another(session: CountingSession, moto_server: MotoServer, prefix: str) -> None:
+    """Each `asyncio.run` has its own client, one at a time, closed with the loop though nobody closes the saver."""
+    saver = AsyncS3Saver(moto_server.bucket, prefix=prefix, session=session)
+    most = []
+
+    async def twice() -> None:
+        await ause(saver)
+        made = session.made
+        await asyncio.gather(*(ause(saver, f"t{number}") for number in range(4)))
+        assert session.made == made
+        most.append(len(session.open))
+
+    for _ in range(3):
+        run(twice())
+        assert session.open == []
+    assert most == [1, 1, 1]
     gc.collect()
-    AsyncS3Saver(seaweed.bucket, session=session).close()
-    S3Saver(seaweed.bucket).close()
-    asyncio.run(AsyncS3Saver(seaweed.bucket, session=session).aclose())
-    asyncio.run(S3Saver(seaweed.bucket).aclose())
-    assert session.made == 0
 
 
-def test_successive_loops(saver: AsyncS3Saver, session: CountingSession) -> None:
-    """One saver serves one loop after another without being closed; each loop's client ends with it."""
-    made = [asyncio.run(aput(saver, "t")) for _ in range(4)]
-    assert session.made == 4
-    assert session.open == 0
-    assert asyncio.run(aids(saver, "t")) == made[::-1]
-    asyncio.run(saver.aclose())
+def test_loops_are_let_go(session: CountingSession, moto_server: MotoServer, prefix: str) -> None:
+    """A saver keeps neither a loop that has ended nor its client."""
+    saver = AsyncS3Saver(moto_server.bucket, prefix=prefix, session=session)
+
+    async def loop() -> weakref.ref[asyncio.AbstractEventLoop]:
+        await ause(saver)
+        return weakref.ref(asyncio.get_running_loop())
+
+    ended = run(loop())
+    gc.collect()
+    assert ended() is None
 
 
-def test_a_loop_that_failed_leaves_nothing_open(saver: AsyncS3Saver, session: CountingSession) -> None:
-    """A loop's client is closed too when the loop's main task fails."""
+def test_first_callers_share_a_client(session: CountingSession, moto_server: MotoServer, prefix: str) -> None:
+    """Callers that come while the client is being opened wait for it, also when the first of them is cancelled."""
 
-    async def fail() -> None:
-        await aput(saver, "t")
-        raise LookupError
+    async def crowd() -> None:
+        async with AsyncS3Saver(moto_server.bucket, prefix=prefix, session=session) as saver:
+            callers = [asyncio.create_task(ause(saver, f"t{number}")) for number in range(5)]
+            await asyncio.sleep(0)
+            callers[0].cancel()
+            outcomes = await asyncio.gather(*callers, return_exceptions=True)
+            assert isinstance(outcomes[0], asyncio.CancelledError)
+            assert outcomes[1:] == [None] * 4
+            assert len(session.open) == 1
 
-    with pytest.raises(LookupError):
-        asyncio.run(fail())
-    assert session.open == 0
-    assert len(asyncio.run(aids(saver, "t"))) == 1
+    run(crowd())
+    assert session.open == []
 
 
-def test_two_loops_at_once(saver: AsyncS3Saver, session: CountingSession) -> None:
-    """Two loops in two threads use one saver at once, each with a client of its own."""
-    both_there = threading.Barrier(2, timeout=WAIT_SECONDS)
+def test_two_loops_at_once(session: CountingSession, moto_server: MotoServer, prefix: str) -> None:
+    """Two threads with a loop each use one saver at the same time, with one client each."""
+    saver = AsyncS3Saver(moto_server.bucket, prefix=prefix, session=session)
+    both = threading.Barrier(2)
+    clients: list[int] = []
 
-    async def use(thread_id: str) -> list[str]:
-        await aput(saver, thread_id)
-        await asyncio.to_thread(both_there.wait)
-        made = await asyncio.gather(*(aput(saver, thread_id) for _ in range(5)))
-        await asyncio.to_thread(both_there.wait)
-        found = await aids(saver, thread_id)
-        assert set(made) < set(found)
-        return found
+    async def work(number: int) -> None:
+        await ause(saver, f"t{number}")
+        await asyncio.to_thread(both.wait, WAIT_SECONDS)
+        clients.append(session.open.count(id(asyncio.get_running_loop())))
+        await asyncio.gather(*(ause(saver, f"t{number}-{other}") for other in range(3)))
 
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda thread_id: asyncio.run(use(thread_id)), ("one", "two")))
-    assert [len(each) for each in found] == [6, 6]
-    assert session.made == 2
+    together(2, lambda number: run(work(number)))
+    assert clients == [1, 1]
+    assert session.open == []
+    run(saver.aclose())
+
+
+@pytest.mark.usefixtures("environment")
+def test_two_first_loops_at_once(moto_server: MotoServer, prefix: str) -> None:
+    """Loops that both need their first client at the same moment, from the default session, both get one."""
+    saver = AsyncS3Saver(moto_server.bucket, prefix=prefix)
+    together(4, lambda number: run(ause(saver, f"t{number}")))
     saver.close()
 
 
-async def test_one_client_for_all_calls_of_a_loop(saver: AsyncS3Saver, session: CountingSession) -> None:
-    """Calls that come at once before there is a client wait for the same one."""
-    async with saver:
-        await asyncio.gather(*(aput(saver, f"t{number}") for number in range(10)))
-        await asyncio.gather(*(aids(saver, f"t{number}") for number in range(10)))
-        assert session.made == 1
+def test_loop_that_ends_amid_writes(session: CountingSession, moto_server: MotoServer, prefix: str) -> None:
+    """A loop that ends while calls are under way leaves no warning, and the next loop works."""
+    with SlowProxy(moto_server.endpoint_url, latency_ms=100) as proxy:
+        slow = CountingSession(replace(moto_server, endpoint_url=proxy.url))
+        saver = AsyncS3Saver(moto_server.bucket, prefix=prefix, session=slow)
+
+        async def abandon() -> list[asyncio.Task[Any]]:
+            await saver.aget_tuple(config())
+            calls = [
+                asyncio.create_task(saver.aput_writes(config("t", "", "1"), [("x", number)], f"task {number}"))
+                for number in range(3)
+            ]
+            calls.append(asyncio.create_task(saver.aput(config(), checkpoint(), {}, {})))
+            await asyncio.sleep(0.02)
+            return calls
+
+        assert all(call.cancelled() for call in run(abandon()))
+        assert slow.open == []
+        run(ause(saver))
+        gc.collect()
 
 
-async def test_a_connection_that_failed_is_tried_again(seaweed: Server, prefix: str) -> None:
-    """A client that could not be made does not stand in the way of the next call."""
-    session = CountingSession(seaweed)
-    create, failures = session.create_client, [OSError("no client today")]
+SCRIPT = """
+    import asyncio, sys
+    from s3_saver import AsyncS3Saver, S3Saver
 
-    def unsteady(service: str, **arguments: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return create(service, **arguments)
+    saver = {cls}("{bucket}", prefix="{prefix}")
 
-    session.create_client = unsteady  # type: ignore[method-assign]
-    async with saver_of(seaweed, session, prefix) as saver:
-        with pytest.raises(Exception, match="no client today"):
-            await aput(saver, "t")
-        await aput(saver, "t")
-    assert session.open == 0
+    async def main():
+        await saver.aget_tuple({{"configurable": {{"thread_id": "t"}}}})
+
+    for _ in range(2):
+        asyncio.run(main())
+        saver.get_tuple({{"configurable": {{"thread_id": "t"}}}})
+"""
+
+
+@both_savers
+def test_a_process_that_closes_nothing(moto_server: MotoServer, prefix: str, cls: type) -> None:
+    """A program that used loops and sync methods, and never closes its saver, ends in time and without a warning."""
+    script = textwrap.dedent(SCRIPT.format(cls=cls.__name__, bucket=moto_server.bucket, prefix=prefix))
+    keys = {"AWS_ACCESS_KEY_ID": moto_server.access_key, "AWS_SECRET_ACCESS_KEY": moto_server.secret_key}
+    outcome = subprocess.run(
+        [sys.executable, "-W", "default::ResourceWarning", "-c", script],
+        env={**os.environ, **keys, "AWS_ENDPOINT_URL_S3": moto_server.endpoint_url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # Import-time warnings of other packages are not ours; a resource left open is.
+    assert outcome.returncode == 0, outcome.stderr
+    assert "ResourceWarning" not in outcome.stderr
+    assert "Unclosed" not in outcome.stderr
+    assert "Error" not in outcome.stderr
 
 
 # Sync methods of the async saver
 
 
-def _use_in_sync(saver: Any, thread_id: str) -> None:
-    """Every sync method, twice over."""
+def test_sync_methods_from_threads(session: CountingSession, moto_server: MotoServer, prefix: str) -> None:
+    """Sync methods work from several threads at once, on one client that they share."""
+    with AsyncS3Saver(moto_server.bucket, prefix=prefix, session=session) as saver:
+        together(4, lambda number: use(saver, f"t{number}"))
+        assert len(session.open) == 1
+    assert session.open == []
+
+
+def test_sync_methods_beside_a_loop(session: CountingSession, moto_server: MotoServer, prefix: str) -> None:
+    """On a running loop's own thread, and in threads beside it, sync methods work; the saver has two clients then."""
+
+    async def calls() -> None:
+        async with AsyncS3Saver(moto_server.bucket, prefix=prefix, session=session) as saver:
+            use(saver)
+            beside = asyncio.create_task(ause(saver, "beside"))
+            await asyncio.sleep(0)
+            use(saver)  # holds up the task, not itself
+            await beside
+            await asyncio.gather(asyncio.to_thread(use, saver, "thread"), ause(saver, "loop"))
+            assert len(session.open) == 2
+        assert session.open == []
+
+    Background(lambda: run(calls())).result()
+
+
+def test_injected_async_client(moto_server: MotoServer, prefix: str) -> None:
+    """Sync calls run on the client's loop: from other threads they work, on the loop itself they raise at once."""
+
+    async def calls() -> None:
+        async with async_client(moto_server) as client:
+            saver = AsyncS3Saver(moto_server.bucket, prefix=prefix, client=client)
+            await asyncio.to_thread(use, saver)
+            stored = await saver.aput(config(), checkpoint(), {}, {})
+            for call in (
+                lambda: saver.get_tuple(stored),
+                lambda: next(saver.list(config())),
+                lambda: saver.put(config(), checkpoint(), {}, {}),
+                lambda: saver.put_writes(stored, [("x", 1)], "task"),
+                lambda: saver.delete_thread("t"),
+            ):
+                with pytest.raises(asyncio.InvalidStateError, match="async"):
+                    call()
+            await asyncio.gather(*(asyncio.to_thread(use, saver, f"t{number}") for number in range(3)))
+            await saver.aclose()
+            await saver.aclose()
+            assert (await client.list_objects_v2(Bucket=moto_server.bucket, Prefix=prefix))["KeyCount"] > 0
+
+    Background(lambda: run(calls())).result()
+
+
+def test_injected_async_client_without_a_running_loop(moto_server: MotoServer, prefix: str) -> None:
+    """A sync call raises `RuntimeError` while the client's loop does not run; when it runs again, all works again."""
+    loop = asyncio.new_event_loop()
+    context = async_client(moto_server)
+    client = loop.run_until_complete(context.__aenter__())
+    saver = AsyncS3Saver(moto_server.bucket, prefix=prefix, client=client)
+    with pytest.raises(RuntimeError, match="not running"):
+        saver.get_tuple(config())
     for _ in range(2):
-        id = put(saver, thread_id)
-        there = config(thread_id, checkpoint_id=id)
-        saver.put_writes(there, [("a", 1)], "task")
-        found = saver.get_tuple(there)
-        assert found is not None
-        assert found.pending_writes == [("task", "a", 1)]
-        assert saver.get(there) is not None
-        assert ids(saver, thread_id)[0] == id
-        assert saver.get_delta_channel_history(config=there, channels=["a"]) is not None
-    saver.delete_thread(thread_id)
-    assert saver.get_tuple(config(thread_id)) is None
-
-
-def test_sync_methods_without_a_loop(saver: AsyncS3Saver, session: CountingSession) -> None:
-    """Sync methods work where no loop runs, all over one client."""
-    with saver:
-        _use_in_sync(saver, "t")
-        _use_in_sync(saver, "t")
-        assert session.made == 1
-    assert session.open == 0
-
-
-def test_sync_methods_from_many_threads(saver: AsyncS3Saver, session: CountingSession) -> None:
-    """Sync methods work from several threads at once, all over one client."""
-    with saver, ThreadPoolExecutor(6) as pool:
-        for done in [pool.submit(_use_in_sync, saver, f"t{number}") for number in range(6)]:
-            done.result(WAIT_SECONDS)
-        assert session.made == 1
-
-
-def test_sync_methods_after_a_loop_has_ended(saver: AsyncS3Saver) -> None:
-    """What ran before in a loop that is over makes no difference to sync methods, nor they to the next loop."""
-    with saver:
-        id = asyncio.run(aput(saver, "t"))
-        assert ids(saver, "t") == [id]
-        assert asyncio.run(aids(saver, "t")) == [id]
-        _use_in_sync(saver, "u")
-
-
-async def test_sync_methods_beside_a_running_loop(saver: AsyncS3Saver) -> None:
-    """From a thread beside the loop that uses the saver, sync methods work while async ones run."""
-    async with saver:
-        await within(
-            asyncio.gather(
-                asyncio.to_thread(_use_in_sync, saver, "sync"),
-                *(aput(saver, f"async-{number}") for number in range(5)),
-            )  # type: ignore[arg-type]
-        )
-
-
-async def test_sync_methods_on_the_loops_own_thread(saver: AsyncS3Saver) -> None:
-    """On the thread of a loop that uses the saver, sync methods work: they have a loop of their own. No deadlock."""
-    async with saver:
-        id = await aput(saver, "t")
-        with _watchdog():
-            assert ids(saver, "t") == [id]
-            _use_in_sync(saver, "u")
-
-
-class _watchdog:
-    """Ends the whole test run with all threads' stacks where the block takes too long: a deadlock has no other end."""
-
-    def __enter__(self) -> None:
-        import faulthandler
-
-        faulthandler.dump_traceback_later(WAIT_SECONDS, exit=True)
-
-    def __exit__(self, *_: object) -> None:
-        import faulthandler
-
-        faulthandler.cancel_dump_traceback_later()
-
-
-# Injected clients
-
-
-async def test_injected_client_stays_open(seaweed: Server, prefix: str) -> None:
-    """Closing the saver leaves the caller's client as it was: open."""
-    async with client_of(seaweed) as client:
-        saver = AsyncS3Saver(seaweed.bucket, prefix=prefix, client=client)
-        await aput(saver, "t")
-        await saver.aclose()
-        await saver.aclose()
-        found = await client.list_objects_v2(Bucket=seaweed.bucket, Prefix=f"{prefix}/")
-        assert found["KeyCount"] == 1
-        with pytest.raises(SaverClosedError):
-            await aput(saver, "t")
-
-
-async def test_injected_client_serves_sync_methods_from_other_threads(seaweed: Server, prefix: str) -> None:
-    """Sync methods run on the client's loop, from any thread but that loop's."""
-    async with client_of(seaweed) as client, AsyncS3Saver(seaweed.bucket, prefix=prefix, client=client) as saver:
-        await within(asyncio.to_thread(_use_in_sync, saver, "t"))
-
-
-SYNC_CALLS: dict[str, Callable[[Any], Any]] = {
-    "get_tuple": lambda saver: saver.get_tuple(config("t")),
-    "list": lambda saver: list(saver.list(config("t"))),
-    "put": lambda saver: put(saver, "t"),
-    "put_writes": lambda saver: saver.put_writes(config("t", checkpoint_id="1"), [("a", 1)], "task"),
-    "delete_thread": lambda saver: saver.delete_thread("t"),
-    "get_delta_channel_history": lambda saver: saver.get_delta_channel_history(config=config("t"), channels=["a"]),
-    "setup": lambda saver: saver.setup(),
-}
-ASYNC_CALLS: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {
-    "aget_tuple": lambda saver: saver.aget_tuple(config("t")),
-    "alist": lambda saver: aids(saver, "t"),
-    "aput": lambda saver: aput(saver, "t"),
-    "aput_writes": lambda saver: saver.aput_writes(config("t", checkpoint_id="1"), [("a", 1)], "task"),
-    "adelete_thread": lambda saver: saver.adelete_thread("t"),
-    "aget_delta_channel_history": lambda saver: saver.aget_delta_channel_history(config=config("t"), channels=["a"]),
-    "asetup": lambda saver: saver.asetup(),
-}
-
-
-@pytest.mark.parametrize("name", SYNC_CALLS)
-async def test_injected_client_refuses_its_own_loops_thread(seaweed: Server, prefix: str, name: str) -> None:
-    """On the thread of the client's loop a sync method would wait for itself: it says so instead, at once."""
-    async with client_of(seaweed) as client, AsyncS3Saver(seaweed.bucket, prefix=prefix, client=client) as saver:
-        with _watchdog(), pytest.raises(asyncio.InvalidStateError, match="another thread"):
-            SYNC_CALLS[name](saver)
-
-
-def test_injected_client_whose_loop_has_ended(seaweed: Server, prefix: str) -> None:
-    """Where the client's loop does not run any more, sync methods say what to use instead."""
-
-    async def made() -> AsyncS3Saver:
-        async with client_of(seaweed) as client:
-            return AsyncS3Saver(seaweed.bucket, prefix=prefix, client=client)
-
-    saver = asyncio.run(made())
-    with _watchdog(), pytest.raises(RuntimeError, match="session="):
-        saver.get_tuple(config("t"))
+        loop.run_until_complete(ause(saver))
+        with pytest.raises(RuntimeError, match="not running"):
+            saver.put_writes(config("t", "", "1"), [("x", 1)], "task")
+    loop.run_until_complete(asyncio.to_thread(use, saver))
     saver.close()
+    loop.run_until_complete(client.head_bucket(Bucket=moto_server.bucket))
+    loop.run_until_complete(context.__aexit__(None, None, None))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
 
 
-def test_injected_boto3_client_stays_open(seaweed: Server, prefix: str) -> None:
-    """Closing the sync saver, either way, leaves the caller's client open."""
-    client = boto3_client(seaweed)
-    with S3Saver(seaweed.bucket, prefix=prefix, client=client) as saver:
-        put(saver, "t")
-    asyncio.run(S3Saver(seaweed.bucket, prefix=prefix, client=client).aclose())
-    assert client.list_objects_v2(Bucket=seaweed.bucket, Prefix=f"{prefix}/")["KeyCount"] == 1
+# Closing
 
 
-async def test_client_and_session_exclude_each_other(seaweed: Server, session: CountingSession) -> None:
-    """Who gives both is told so before anything is made."""
-    async with client_of(seaweed) as client:
-        with pytest.raises(ValueError, match="session and client"):
-            AsyncS3Saver(seaweed.bucket, session=session, client=client)
+def test_injected_sync_client_stays_open(moto_server: MotoServer, prefix: str) -> None:
+    """`close` and `aclose` of `S3Saver` leave the caller's client open."""
+    with sync_client(moto_server) as client:
+        for close in (S3Saver.close, lambda saver: run(saver.aclose())):
+            saver = S3Saver(moto_server.bucket, prefix=prefix, client=client)
+            use(saver)
+            close(saver)
+            client.head_bucket(Bucket=moto_server.bucket)
 
 
-# Ends
+@pytest.mark.usefixtures("environment")
+@both_savers
+def test_closing_twice(moto_server: MotoServer, prefix: str, cls: type) -> None:
+    """`close` and `aclose`, in any order and number, of used and unused savers, do nothing more than one of them."""
+
+    async def ends(saver: Any, *closes: str) -> None:
+        for name in closes:
+            outcome = getattr(saver, name)()
+            if outcome is not None:
+                await outcome
+
+    for closes in (["close", "aclose", "close"], ["aclose", "aclose"]):
+        run(ends(cls(moto_server.bucket, prefix=prefix), *closes))
+        saver = cls(moto_server.bucket, prefix=prefix)
+        use(saver)
+        run(ause(saver))
+        run(ends(saver, *closes))
+        saver.close()
+
+        async def within(closes: list[str] = closes) -> None:
+            saver = cls(moto_server.bucket, prefix=prefix)
+            await ause(saver)
+            await ends(saver, *closes)
+
+        run(within())
+    gc.collect()
 
 
-@pytest.fixture(params=["S3Saver", "AsyncS3Saver"])
-def either(request: pytest.FixtureRequest, seaweed: Server, session: CountingSession, prefix: str, keys: None) -> Any:
-    """Either saver, over clients of its own."""
-    if request.param == "AsyncS3Saver":
-        return saver_of(seaweed, session, prefix, serde=STRICT)
-    return S3Saver(
-        seaweed.bucket, prefix=prefix, serde=STRICT, _connection=Connection(seaweed.region, seaweed.endpoint_url)
-    )
-
-
-def test_closing_twice(either: Any) -> None:
-    """Closing is idempotent in both colours and in any order."""
-    put(either, "t")
-    asyncio.run(aput(either, "t"))
-    either.close()
-    either.close()
-    asyncio.run(either.aclose())
-    either.close()
-
-
-async def test_closing_in_a_loop(either: Any) -> None:
-    """Either way of closing works inside a loop, one after the other."""
-    await aput(either, "t")
-    await within(either.aclose())
-    with _watchdog():
-        either.close()
-    await within(either.aclose())
-
-
-async def test_closing_the_sync_way_in_a_loop(either: Any) -> None:
-    """`close` on a loop's own thread does not wait for that loop, even where both ways were used."""
-    await aput(either, "t")
-    with _watchdog():
-        put(either, "t")
-        either.close()
-    await within(either.aclose())
-
-
-async def test_use_after_closing(either: Any) -> None:
-    """Every method of a closed saver says that it was closed, in both colours."""
-    await aput(either, "t")
-    await either.aclose()
-    for name, call in SYNC_CALLS.items():
-        with _watchdog(), pytest.raises(SaverClosedError, match="closed"):
-            call(either)
-            pytest.fail(f"{name} works")
-    for name, acall in ASYNC_CALLS.items():
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("used", [True, False])
+@both_savers
+def test_use_after_close(moto_server: MotoServer, prefix: str, cls: type, used: bool) -> None:
+    """Every method that would send a request raises `SaverClosedError`, in both colours."""
+    saver = cls(moto_server.bucket, prefix=prefix)
+    where = config("t", "", "1")
+    if used:
+        use(saver)
+    saver.close()
+    for call in (
+        lambda: saver.get_tuple(where),
+        lambda: list(saver.list(config())),
+        lambda: saver.put(config(), checkpoint(), {}, {}),
+        lambda: saver.put_writes(where, [("x", 1)], "task"),
+        lambda: saver.delete_thread("t"),
+        lambda: saver.get_delta_channel_history(config=where, channels=["x"]),
+        lambda: saver.setup(),
+        lambda: run(saver.aget_tuple(where)),
+        lambda: run(anext(saver.alist(config()))),
+        lambda: run(saver.aput(config(), checkpoint(), {}, {})),
+        lambda: run(saver.aput_writes(where, [("x", 1)], "task")),
+        lambda: run(saver.adelete_thread("t")),
+        lambda: run(saver.aget_delta_channel_history(config=where, channels=["x"])),
+        lambda: run(saver.asetup()),
+    ):
         with pytest.raises(SaverClosedError, match="closed"):
-            await within(acall(either))
-            pytest.fail(f"{name} works")
+            call()
 
 
-def test_with(either: Any) -> None:
-    """`with` gives the saver itself and closes it, also behind an error."""
-
-    def fail() -> None:
-        with either as entered:
-            assert entered is either
-            put(either, "t")
-            raise LookupError
-
-    with pytest.raises(LookupError):
-        fail()
+@pytest.mark.usefixtures("environment")
+@both_savers
+def test_with_blocks(moto_server: MotoServer, prefix: str, cls: type) -> None:
+    """`with` and `async with` yield the saver itself and close it, also when the block raises."""
+    made = cls(moto_server.bucket, prefix=prefix)
+    with pytest.raises(ZeroDivisionError), made as saver:
+        assert saver is made
+        use(saver)
+        1 / 0
     with pytest.raises(SaverClosedError):
-        put(either, "t")
+        made.get_tuple(config())
+
+    async def block() -> None:
+        made = cls(moto_server.bucket, prefix=prefix)
+        with pytest.raises(ZeroDivisionError):
+            async with made as saver:
+                assert saver is made
+                await ause(saver)
+                1 / 0
+        with pytest.raises(SaverClosedError):
+            await made.aget_tuple(config())
+
+    run(block())
 
 
-async def test_async_with(either: Any) -> None:
-    """`async with` gives the saver itself and closes it, also behind an error."""
-
-    async def fail() -> None:
-        async with either as entered:
-            assert entered is either
-            await aput(either, "t")
-            raise LookupError
-
-    with pytest.raises(LookupError):
-        await fail()
+@pytest.mark.usefixtures("environment")
+def test_from_conn_string(moto_server: MotoServer, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both savers come from a connection string, work, see the same bucket, and are closed at the block's end."""
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")  # the string alone says where
+    text = f"s3://{moto_server.bucket}/{prefix}?region_name=us-east-1&endpoint_url={moto_server.endpoint_url}"
+    with S3Saver.from_conn_string(text, serde=STRICT) as sync:
+        assert sync.serde is STRICT
+        use(sync)
+        stored = sync.put(config(), checkpoint({"k": 1}, {"k": "1"}), {}, {"k": "1"})
     with pytest.raises(SaverClosedError):
-        await aput(either, "t")
+        sync.get_tuple(config())
 
+    async def block() -> AsyncS3Saver:
+        async with AsyncS3Saver.from_conn_string(text, serde=STRICT) as saver:
+            assert saver.serde is STRICT
+            item = await saver.aget_tuple(stored)
+            assert item is not None
+            assert item.checkpoint["channel_values"] == {"k": 1}
+            await ause(saver, "other")
+        return saver
 
-def test_connection_string(seaweed: Server, prefix: str, keys: None) -> None:
-    """A connection string makes a saver that is closed at the block's end."""
-    with S3Saver.from_conn_string(connection_string(seaweed, prefix), inline_limit=10) as saver:
-        id = put(saver, "t", "longer than ten bytes")
-        assert ids(saver, "t") == [id]
+    closed = run(block())
     with pytest.raises(SaverClosedError):
-        put(saver, "t")
+        closed.get_tuple(config())
 
 
-async def test_async_connection_string(seaweed: Server, prefix: str, keys: None) -> None:
-    """A connection string makes a saver that is closed at the block's end."""
-    async with AsyncS3Saver.from_conn_string(connection_string(seaweed, prefix), inline_limit=10) as saver:
-        id = await aput(saver, "t", "longer than ten bytes")
-        assert await aids(saver, "t") == [id]
-        assert await asyncio.to_thread(ids, saver, "t") == [id]
-    with pytest.raises(SaverClosedError):
-        await aput(saver, "t")
+@both_savers
+def test_closing_amid_a_sync_call(moto_server: MotoServer, prefix: str, cls: type) -> None:
+    """A sync call that is under way when another thread closes the saver succeeds or fails clearly; none hangs."""
+    with SlowProxy(moto_server.endpoint_url, latency_ms=60) as proxy:
+        there = replace(moto_server, endpoint_url=proxy.url)
+        for number in range(4):
+            with sync_client(there) as client:
+                injected = {"client": client} if cls is S3Saver else {"session": CountingSession(there)}
+                saver = cls(moto_server.bucket, prefix=prefix, **injected)
+                saver.get_tuple(config())
+                calls = [
+                    Background(lambda saver=saver, number=number: use(saver, f"t{number}")),
+                    Background(lambda saver=saver: saver.put_writes(config("t", "", "1"), [("x", 1)], "task")),
+                ]
+                threading.Event().wait(0.05 * number)
+                Background(saver.close).result()
+                for call in calls:
+                    with suppress(SaverClosedError):
+                        call.result()
 
 
-async def test_closing_waits_for_what_runs(seaweed: Server, prefix: str) -> None:
-    """Writes that are on their way when the saver is closed are stored, and then it is closed."""
-    with SlowProxy(seaweed.endpoint_url, latency_ms=100) as proxy:
-        saver = saver_of(seaweed, CountingSession(seaweed), prefix, proxy.url)
-        id = await aput(saver, "t")
-        writing = asyncio.create_task(saver.aput_writes(config("t", checkpoint_id=id), [("a", 1)], "task"))
-        await asyncio.sleep(0.03)
-        await within(saver.aclose())
-        await within(writing)
-    with S3Saver(seaweed.bucket, prefix=prefix, client=boto3_client(seaweed)) as reader:
-        found = reader.get_tuple(config("t"))
-        assert found is not None
-        assert found.pending_writes == [("task", "a", 1)]
+@both_savers
+def test_closing_amid_an_async_call(moto_server: MotoServer, prefix: str, cls: type) -> None:
+    """An async call that is under way when the saver is closed succeeds or fails clearly; none hangs."""
+    with SlowProxy(moto_server.endpoint_url, latency_ms=60) as proxy:
+        there = replace(moto_server, endpoint_url=proxy.url)
+
+        async def close_early(number: int) -> None:
+            with sync_client(there) as client:
+                injected = {"client": client} if cls is S3Saver else {"session": CountingSession(there)}
+                saver = cls(moto_server.bucket, prefix=prefix, **injected)
+                await saver.aget_tuple(config())
+                calls = [
+                    asyncio.create_task(ause(saver, f"t{number}")),
+                    asyncio.create_task(saver.aput_writes(config("t", "", "1"), [("x", 1)], "task")),
+                ]
+                await asyncio.sleep(0.05 * number)
+                await saver.aclose()
+                for call in calls:
+                    with suppress(SaverClosedError):
+                        await call
+
+        for number in range(4):
+            run(close_early(number))
 
 
 # Clones
 
 
-class Plain:
-    """A type that a strict serializer decodes only where it is told to."""
+def shared(saver: Any, clone: Any) -> bool:
+    """Whether the clone has the saver's own attributes, all but the serializer and the mark of a clone."""
+    return vars(saver).keys() == vars(clone).keys() and all(
+        vars(clone)[name] is value for name, value in vars(saver).items() if name not in {"serde", "_clone"}
+    )
 
 
-async def test_clones_share_the_client(seaweed: Server, session: CountingSession, prefix: str) -> None:
-    """A clone works over its original's client; closing or collecting it closes nothing."""
-    async with saver_of(seaweed, session, prefix, serde=STRICT) as saver:
-        await aput(saver, "t")
-        clone = saver.with_allowlist([(__name__, "Plain")])
-        assert clone is not saver
-        assert len(await aids(clone, "t")) == 1
-        await clone.aclose()
-        clone.close()
-        async with clone:
-            pass
-        assert len(await aids(clone, "t")) == 1
-        del clone
+def test_clones_share(session: CountingSession, moto_server: MotoServer, prefix: str) -> None:
+    """Clones share the one client; closing or collecting them closes nothing; closing the saver ends them all."""
+
+    async def block() -> None:
+        saver = AsyncS3Saver(moto_server.bucket, prefix=prefix, session=session, serde=STRICT)
+        early = saver.with_allowlist([("module", "Early")])
+        assert early is not saver
+        assert early.serde is not saver.serde
+        await ause(early)
+        made = session.made
+        clones = [saver.with_allowlist([("module", f"Class{number}")]) for number in range(1000)]
+        assert all(shared(saver, clone) for clone in (early, *clones))
+        await ause(clones[0])
+        await clones[0].aclose()
+        await asyncio.to_thread(clones[1].close)
+        async with clones[2] as clone:
+            await ause(clone)
+        del clone, clones
         gc.collect()
-        await aput(saver, "t")
-        assert len(await aids(saver, "t")) == 2
-        assert session.made == session.open == 1
-
-
-def test_clones_of_the_sync_saver_share_the_client(seaweed: Server, prefix: str, keys: None) -> None:
-    """A clone works over its original's client; closing or collecting it closes nothing."""
-    connection = Connection(seaweed.region, seaweed.endpoint_url)
-    with S3Saver(seaweed.bucket, prefix=prefix, serde=STRICT, _connection=connection) as saver:
-        clone = saver.with_allowlist([(__name__, "Plain")])
-        put(clone, "t")
-        with clone:
-            pass
-        put(clone, "t")
-        del clone
-        gc.collect()
-        assert len(ids(saver, "t")) == 2
-        clone = saver.with_allowlist([(__name__, "Plain")])
-    with pytest.raises(SaverClosedError):
-        put(clone, "t")
-
-
-def test_a_thousand_clones(either: Any) -> None:
-    """LangGraph may make a clone for each graph: a thousand take little time, no thread and no connection."""
-    put(either, "t")
-    threads = threading.active_count()
-    began = time.thread_time()
-    clones = [either.with_allowlist([(__name__, f"Type{number}")]) for number in range(1000)]
-    assert time.thread_time() - began < 5
-    assert threading.active_count() == threads
-    assert len(ids(clones[-1], "t")) == 1
-    either.close()
-
-
-# Cancellation
-
-
-class _Cancelled:
-    """Awaits a coroutine, and cancels the task that does at the wait number `at`, counted from 1."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int) -> None:
-        self._coroutine = coroutine
-        self._at = at
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        waits = 0
-        sent: Any = None
-        while True:
-            try:
-                future = self._coroutine.send(sent)
-            except StopIteration as stop:
-                return stop.value
-            waits += 1
-            if waits == self._at:
-                task = asyncio.current_task()
-                assert task is not None
-                task.cancel()
-            try:
-                sent = yield future
-            except BaseException as error:
-                future = None
-                self._throw(error)
-
-    def _throw(self, error: BaseException) -> None:
-        # What the coroutine does with its cancellation: it ends with it. Waiting on would be a fault.
-        self._coroutine.throw(error)
-        raise AssertionError("a cancelled call went on")
-
-
-async def _run_cancelled(coroutine: Coroutine[Any, Any, Any], at: int) -> bool:
-    """Whether the coroutine was cancelled before it ended."""
-
-    async def main() -> None:
-        await _Cancelled(coroutine, at)
-
-    task = asyncio.create_task(main())
-    await asyncio.wait([task])
-    if task.cancelled():
-        return True
-    task.result()
-    return False
-
-
-@pytest.fixture
-def slow(seaweed: Server, prefix: str) -> Iterator[tuple[SlowProxy, Callable[[], AsyncS3Saver]]]:
-    """A proxy before the server, and a maker of savers through it."""
-    with SlowProxy(seaweed.endpoint_url, latency_ms=5) as proxy:
-        yield (
-            proxy,
-            lambda: saver_of(seaweed, CountingSession(seaweed), prefix, proxy.url, inline_limit=100),
-        )
-
-
-VALUES = {"small": "x", "large": "y" * 10_000, "larger": "z" * 20_000}
-VERSIONS = dict.fromkeys(VALUES, "1")
-
-
-@pytest.mark.parametrize("connected", [True, False])
-async def test_cancelled_put_is_whole_or_absent(slow: Any, connected: bool) -> None:
-    """Cancelled at any of its waits, a put leaves the whole checkpoint or none; the same put then succeeds."""
-    for at in range(1, 500):
-        async with slow[1]() as saver:
-            if connected:
-                await saver.aget_tuple(config("nobody"))
-            made, where = checkpoint(VALUES, VERSIONS), config(f"t{at}")
-            cancelled = await _run_cancelled(saver.aput(where, made, METADATA, VERSIONS), at)
-            found = await within(saver.aget_tuple(where))
-            assert found is None or found.checkpoint["channel_values"] == VALUES
-            assert found is not None or cancelled
-            await within(saver.aput(where, made, METADATA, VERSIONS))
-            found = await saver.aget_tuple(where)
-            assert found is not None
-            assert found.checkpoint["channel_values"] == VALUES
-        if not cancelled:
-            break
-    assert not cancelled
-    assert at > 3
-
-
-async def test_cancelled_put_writes_are_whole_or_absent(slow: Any) -> None:
-    """Cancelled at any of its waits, a call leaves all of its writes or none; the next call works."""
-    async with slow[1]() as saver:
-        id = await aput(saver, "t")
-        there = config("t", checkpoint_id=id)
-        for at in range(1, 500):
-            writes = [("a", at), ("b", VALUES)]
-            cancelled = await _run_cancelled(saver.aput_writes(there, writes, f"task {at}"), at)
-            await within(saver.aput_writes(there, [("c", at)], f"next {at}"))
-            found = await saver.aget_tuple(there)
-            assert found is not None
-            stored = [write[1:] for write in found.pending_writes or [] if write[0] == f"task {at}"]
-            assert stored in ([], writes)
-            assert stored or cancelled
-            assert (f"next {at}", "c", at) in (found.pending_writes or [])
-            if not cancelled:
-                break
-        assert not cancelled
-
-
-async def test_cancelled_reads_leave_a_working_saver(slow: Any) -> None:
-    """Cancelled at any of its waits, a read does not stand in the way of the next."""
-    for at in range(1, 500):
-        async with slow[1]() as saver:
-            if at == 1:
-                await saver.aput(config("t"), checkpoint(VALUES, VERSIONS), METADATA, VERSIONS)
-            cancelled = await _run_cancelled(saver.aget_tuple(config("t")), at)
-            found = await within(saver.aget_tuple(config("t")))
-            assert found is not None
-            assert found.checkpoint["channel_values"] == VALUES
-        if not cancelled:
-            break
-    assert not cancelled
-
-
-async def test_a_cancelled_caller_cancels_nobody_else(slow: Any) -> None:
-    """Of six calls whose writes share batches, two are cancelled, the one that leads among them; four are stored."""
-    proxy, make = slow
-    async with make() as saver:
-        id = await aput(saver, "t")
-        there = config("t", checkpoint_id=id)
-        proxy.latency_ms = 50
-        calls = [
-            asyncio.create_task(saver.aput_writes(there, [("a", number)], f"task {number}")) for number in range(6)
-        ]
-        await asyncio.sleep(0.02)
-        calls[0].cancel()
-        calls[3].cancel()
-        outcomes = await within(asyncio.gather(*calls, return_exceptions=True))  # type: ignore[arg-type]
-        assert [isinstance(outcome, asyncio.CancelledError) for outcome in outcomes] == [
-            number in (0, 3) for number in range(6)
-        ]
-        found = await saver.aget_tuple(there)
-        assert found is not None
-        stored = {write[0] for write in found.pending_writes or []}
-        assert {"task 1", "task 2", "task 4", "task 5"} <= stored
-
-
-def test_a_loop_that_is_cancelled_with_everything_in_it(slow: Any) -> None:
-    """A loop that ends while puts and writes are on their way leaves whole ones or none, and a working saver."""
-    proxy, make = slow
-    saver = make()
-
-    async def leave() -> str:
-        id = await aput(saver, "t")
-        proxy.latency_ms = 50
-        there = config("t", checkpoint_id=id)
-        tasks = [asyncio.create_task(saver.aput_writes(there, [("a", 1), ("b", 2)], f"{n}")) for n in range(5)]
-        tasks.append(asyncio.create_task(aput(saver, "u")))  # type: ignore[arg-type]
-        await asyncio.sleep(0.02)
-        return id
-
-    id = asyncio.run(leave())
-    proxy.latency_ms = 5
-
-    async def look() -> None:
-        async with saver:
-            found = await saver.aget_tuple(config("t"))
-            assert found is not None
-            tasks = [write[0] for write in found.pending_writes or []]
-            assert all(tasks.count(task) == 2 for task in tasks)
-            await saver.aput_writes(config("t", checkpoint_id=id), [("a", 1)], "next")
-
-    asyncio.run(look())
-
-
-async def test_cancelled_calls_of_the_sync_saver(seaweed: Server, prefix: str) -> None:
-    """A cancelled call's thread goes on: its put is stored or not, whole, and the saver works on."""
-    with SlowProxy(seaweed.endpoint_url, latency_ms=30) as proxy:
-        saver = S3Saver(seaweed.bucket, prefix=prefix, client=_slow_client(seaweed, proxy.url), inline_limit=100)
-        for number in range(6):
-            made, where = checkpoint(VALUES, VERSIONS), config(f"t{number}")
-            call = asyncio.create_task(saver.aput(where, made, METADATA, VERSIONS))
-            await asyncio.sleep(number * 0.02)
-            call.cancel()
-            await asyncio.wait([call])
-            found = await within(saver.aget_tuple(where))
-            assert found is None or found.checkpoint["channel_values"] == VALUES
-            await within(saver.aput(where, made, METADATA, VERSIONS))
+        await ause(saver)
+        await ause(early)
+        assert session.made == made
+        assert len(session.open) == 1
         await saver.aclose()
+        assert session.open == []
+        with pytest.raises(SaverClosedError):
+            await early.aget_tuple(config())
+
+    run(block())
 
 
-def _slow_client(server: Server, url: str) -> Any:
-    import boto3
+def test_clones_of_the_sync_saver_share(moto_server: MotoServer, prefix: str) -> None:
+    """The same of `S3Saver`; a thousand clones start no thread."""
+    with (
+        sync_client(moto_server) as client,
+        S3Saver(moto_server.bucket, prefix=prefix, client=client, serde=STRICT) as saver,
+    ):
+        use(saver)
+        threads = threading.active_count()
+        clones = [saver.with_allowlist([("module", f"Class{number}")]) for number in range(1000)]
+        assert all(clone is not saver and shared(saver, clone) for clone in clones)
+        assert threading.active_count() <= threads
+        clones[0].close()
+        with clones[1] as clone:
+            use(clone)
+        del clone, clones
+        gc.collect()
+        use(saver)
 
-    return boto3.client("s3", **(credentials(server) | {"endpoint_url": url}))
+
+def test_a_clone_outlives_its_original(session: CountingSession, moto_server: MotoServer, prefix: str) -> None:
+    """A clone works, in loops and out of them, after the saver that it was made from was collected."""
+    saver = AsyncS3Saver(moto_server.bucket, prefix=prefix, session=session, serde=STRICT)
+    clone = saver.with_allowlist([("module", "Class")])
+    run(ause(saver))
+    use(saver)
+    gone = weakref.ref(saver)
+    loops = saver._loops
+    del saver
+    gc.collect()
+    assert gone() is None
+    run(ause(clone))
+    use(clone)
+    loops.close()
+    assert session.open == []
 
 
-# What is stored is what was there at the call
+# Cancelling
 
 
-@pytest.mark.parametrize("kind", ["S3Saver", "AsyncS3Saver"])
-async def test_what_changes_after_the_first_tick_is_not_stored(
-    seaweed: Server, session: CountingSession, prefix: str, kind: str
+BIG = "x" * 70_000
+STEP_SECONDS = 0.004
+
+
+@both_savers
+async def test_cancelled_put(moto_server: MotoServer, prefix: str, cls: type) -> None:
+    """Wherever `aput` is cancelled, the checkpoint is whole or absent, and the same call succeeds afterwards."""
+    with SlowProxy(moto_server.endpoint_url, latency_ms=8) as proxy:
+        there = replace(moto_server, endpoint_url=proxy.url)
+        async with opened(cls, there, prefix) as saver, opened(cls, moto_server, prefix) as reader:
+            await saver.aget_tuple(config("warm"))
+            outcomes = []
+            for number in range(60):
+                values = {"small": number, "big": BIG + str(number)}
+                given = checkpoint(values, {"small": "1", "big": "1"})
+                call = (config(f"t{number}"), given, {"source": "loop"}, given["channel_versions"])
+                put = asyncio.create_task(saver.aput(*call))
+                await asyncio.sleep(number * STEP_SECONDS)
+                put.cancel()
+                outcome = (await asyncio.gather(put, return_exceptions=True))[0]
+                outcomes.append(isinstance(outcome, asyncio.CancelledError))
+                item = await reader.aget_tuple(config(f"t{number}", "", given["id"]))
+                assert item is None or item.checkpoint["channel_values"] == values
+                stored = await asyncio.wait_for(saver.aput(*call), WAIT_SECONDS)
+                item = await reader.aget_tuple(stored)
+                assert item.checkpoint["channel_values"] == values
+                assert len([one async for one in reader.alist(config(f"t{number}"))]) == 1
+                if not outcomes[-1]:
+                    break
+    # It was cancelled at many places, and the last one came too late.
+    assert outcomes.count(True) >= 3
+    assert not outcomes[-1]
+
+
+@both_savers
+async def test_cancelled_put_writes(moto_server: MotoServer, prefix: str, cls: type) -> None:
+    """Wherever `aput_writes` is cancelled, a task's writes are whole or absent, and the next call stores them."""
+    with SlowProxy(moto_server.endpoint_url, latency_ms=20) as proxy:
+        there = replace(moto_server, endpoint_url=proxy.url)
+        async with opened(cls, there, prefix) as saver:
+            await saver.aget_tuple(config("warm"))
+            cancelled = []
+            for number in range(60):
+                stored = await saver.aput(config(f"t{number}"), checkpoint(), {}, {})
+                writes = [("a", number), ("b", BIG)]
+                call = asyncio.create_task(saver.aput_writes(stored, writes, "task"))
+                await asyncio.sleep(number * STEP_SECONDS)
+                call.cancel()
+                outcome = (await asyncio.gather(call, return_exceptions=True))[0]
+                cancelled.append(isinstance(outcome, asyncio.CancelledError))
+                whole = [("task", channel, value) for channel, value in writes]
+                item = await saver.aget_tuple(stored)
+                assert item.pending_writes in ([], whole)
+                await asyncio.wait_for(saver.aput_writes(stored, writes, "task"), WAIT_SECONDS)
+                assert (await saver.aget_tuple(stored)).pending_writes == whole
+                if not cancelled[-1]:
+                    break
+    assert cancelled.count(True) >= 3
+    assert not cancelled[-1]
+
+
+@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize("delay", [0, 0.03, 0.07])
+@both_savers
+async def test_cancelling_one_of_a_batch(
+    moto_server: MotoServer, prefix: str, cls: type, delay: float, victim: int
 ) -> None:
-    """Values and writes are serialized before the call first waits: later changes to them are not stored."""
-    saver: Any
-    if kind == "S3Saver":
-        saver = S3Saver(seaweed.bucket, prefix=prefix, client=boto3_client(seaweed))
-    else:
-        saver = saver_of(seaweed, session, prefix)
-    async with saver:
-        seen: set[str] = {"a"}
-        written = ["first"]
-        metadata: Any = {**METADATA, "writes": {"a": ["first"]}}
-        made = checkpoint({"join": seen}, {"join": "1"})
-        writing = dict(config("t", checkpoint_id=made["id"]))
-        calls = [
-            asyncio.create_task(saver.aput(config("t"), made, metadata, {"join": "1"})),
-            asyncio.create_task(saver.aput_writes(writing, [("a", written)], "task")),
-        ]
-        await asyncio.sleep(0)
-        seen.add("b")
-        written.append("second")
-        metadata["writes"]["a"].append("second")
-        made["versions_seen"]["late"] = {"a": "1"}
-        made["channel_versions"]["late"] = "1"
-        await within(asyncio.gather(*calls))  # type: ignore[arg-type]
-        found = await saver.aget_tuple(config("t"))
-        assert found is not None
-        assert found.checkpoint["channel_values"] == {"join": {"a"}}
-        assert found.checkpoint["versions_seen"] == {"__input__": {}}
-        assert found.checkpoint["channel_versions"] == {"join": "1"}
-        assert found.metadata["writes"] == {"a": ["first"]}
-        assert found.pending_writes == [("task", "a", ["first"])]
+    """Whichever caller of a batch is cancelled, and whenever, the others' writes are stored."""
+    with SlowProxy(moto_server.endpoint_url, latency_ms=50) as proxy:
+        async with opened(cls, replace(moto_server, endpoint_url=proxy.url), prefix) as saver:
+            stored = await saver.aput(config(), checkpoint(), {}, {})
+            calls = [
+                asyncio.create_task(saver.aput_writes(stored, [("x", number)], f"task {number}")) for number in range(4)
+            ]
+            await asyncio.sleep(delay)
+            calls[victim].cancel()
+            outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), WAIT_SECONDS)
+            assert [outcome for number, outcome in enumerate(outcomes) if number != victim] == [None] * 3
+            found = {value for _, _, value in (await saver.aget_tuple(stored)).pending_writes}
+            assert found >= set(range(4)) - {victim}
+
+
+# Serializing before the first await
+
+
+@pytest.mark.parametrize("size", [1, 3_000, 200_000])
+@both_savers
+async def test_stored_is_what_was_given(moto_server: MotoServer, prefix: str, cls: type, size: int) -> None:
+    """Values, metadata and writes are serialized before a call first waits: what changes afterwards is not stored."""
+    with SlowProxy(moto_server.endpoint_url, latency_ms=10) as proxy:
+        async with opened(cls, replace(moto_server, endpoint_url=proxy.url), prefix) as saver:
+            parent = await saver.aput(config(), checkpoint({"k": ["before"]}, {"k": "1"}), {}, {"k": "1"})
+            value, metadata, write = ["old"] * size, {"note": ["old"]}, ["old"] * size
+            given = checkpoint({"k": value}, {"k": "2"})
+            where = config("t", "", given["id"])
+            put = asyncio.create_task(saver.aput(parent, given, metadata, {"k": "2"}))
+            put_writes = asyncio.create_task(saver.aput_writes(where, [("x", write)], "task"))
+            await asyncio.sleep(0)
+            for changed in (value, metadata["note"], write):
+                changed[:] = ["new"]
+            given["channel_values"]["k"] = "replaced"
+            await asyncio.gather(put, put_writes)
+            item = await saver.aget_tuple(where)
+    assert item.checkpoint["channel_values"] == {"k": ["old"] * size}
+    assert item.metadata["note"] == ["old"]
+    assert item.pending_writes == [("task", "x", ["old"] * size)]
+
+
+# Group commit
+
+TASKS = 20
+
+
+@both_savers
+async def test_group_commit_in_a_loop(moto_server: MotoServer, prefix: str, cls: type) -> None:
+    """Twenty parallel tasks' writes for one checkpoint take at most three puts, and all are stored."""
+    with SlowProxy(moto_server.endpoint_url, latency_ms=100) as proxy:
+        async with opened(cls, replace(moto_server, endpoint_url=proxy.url), prefix) as saver:
+            stored = await saver.aput(config(), checkpoint(), {}, {})
+            proxy.reset()
+            await asyncio.gather(
+                *(saver.aput_writes(stored, [("x", number)], f"task {number}") for number in range(TASKS))
+            )
+            assert proxy.operations()["PutObject"] <= 3
+            found = (await saver.aget_tuple(stored)).pending_writes
+    assert sorted(value for _, _, value in found) == list(range(TASKS))
+
+
+def test_group_commit_in_threads(moto_server: MotoServer, prefix: str) -> None:
+    """Twenty threads' writes for one checkpoint take at most three puts, and each is stored when its call returns."""
+    with (
+        SlowProxy(moto_server.endpoint_url, latency_ms=100) as proxy,
+        sync_client(replace(moto_server, endpoint_url=proxy.url)) as client,
+        sync_client(moto_server) as direct,
+        S3Saver(moto_server.bucket, prefix=prefix, client=client) as saver,
+        S3Saver(moto_server.bucket, prefix=prefix, client=direct) as reader,
+    ):
+        stored = saver.put(config(), checkpoint(), {}, {})
+        proxy.reset()
+
+        def call(number: int) -> None:
+            saver.put_writes(stored, [("x", number)], f"task {number}")
+            assert (f"task {number}", "x", number) in writes_at(reader, stored)
+
+        together(TASKS, call)
+        assert proxy.operations()["PutObject"] <= 3
+        assert sorted(value for _, _, value in writes_at(saver, stored)) == list(range(TASKS))
+
+
+def test_group_commit_by_sync_methods_of_the_async_saver(moto_server: MotoServer, prefix: str) -> None:
+    """The same from twenty threads on `AsyncS3Saver`."""
+    with SlowProxy(moto_server.endpoint_url, latency_ms=100) as proxy:
+        session = CountingSession(replace(moto_server, endpoint_url=proxy.url))
+        with (
+            AsyncS3Saver(moto_server.bucket, prefix=prefix, session=session) as saver,
+            ThreadPoolExecutor(TASKS) as pool,
+        ):
+            stored = saver.put(config(), checkpoint(), {}, {})
+            proxy.reset()
+            list(pool.map(lambda number: saver.put_writes(stored, [("x", number)], f"task {number}"), range(TASKS)))
+            assert proxy.operations()["PutObject"] <= 3
+            assert sorted(value for _, _, value in writes_at(saver, stored)) == list(range(TASKS))

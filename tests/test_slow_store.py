@@ -1,243 +1,266 @@
-"""A store that is slow, or fails for a while, leaves no other trace in a graph's history than a fast one.
+"""Graphs on a store that is slow, answers late, refuses, or drops connections.
 
-In a slow store a checkpoint is on its way while the next superstep runs. A saver that serialized it only then would
-store what that superstep has made of it: a join's channel would hold names that were not in it yet.
+The clients are those that the savers make themselves, so their own retries are what is tested.
 """
 
-from __future__ import annotations
-
 import asyncio
+import operator
+import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from operator import add
-from typing import Annotated, Any, Literal, TypedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Annotated, Any, TypedDict
 from urllib.parse import urlencode
 
 import pytest
+from graphs import Graph, Saver
+from kit import checkpoint, config, id_of
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START, StateGraph
-from langgraph.types import Command, interrupt
-from observing import Ordinals
-from savers import Server
+from langgraph.graph import START, StateGraph
+from observing import Durability, Face, Observation
+from scenarios import CONFIG, SCENARIOS, Scenario
 from slow_proxy import SlowProxy
 
-from s3_saver import AsyncS3Saver, S3Saver
-from s3_saver.errors import StoreUnavailableError
+from s3_saver import AsyncS3Saver, S3Saver, StoreAccessError
+from s3_saver.embedded import EmbeddedS3
 
 LATENCY_MS = 20
-NODE_SECONDS = 0.03
-RUNS = 3
-CONFIG: Any = {"configurable": {"thread_id": "t"}}
+NODE_SECONDS = 0.04
+WAIT_SECONDS = 60
+ALWAYS = 1_000_000
+RUNS = 2
 
-Durability = Literal["sync", "async", "exit"]
-every_colour = pytest.mark.parametrize("colour", ["sync", "async"])
-
-
-# A graph with parallel branches of different lengths, two joins and an interrupt
+both_savers = pytest.mark.parametrize("colour", ["sync", "async"])
+while_running = pytest.mark.parametrize("durability", ["sync", "async"])
 
 
-class State(TypedDict, total=False):
-    log: Annotated[list[str], add]
-    total: int
-    answer: str
+@pytest.fixture
+def proxy(seaweed: EmbeddedS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowProxy]:
+    """A way to the server that can be made to fail, and the credentials in the environment."""
+    for name, value in seaweed.environment().items():
+        monkeypatch.setenv(name, value)
+    with SlowProxy(seaweed.endpoint_url, latency_ms=0) as proxy:
+        yield proxy
 
 
-def build(saver: Any, *, asks: bool = False) -> Any:
-    def node(name: str) -> Callable[[State], dict[str, Any]]:
-        def run(state: State) -> dict[str, Any]:
+@asynccontextmanager
+async def opened(colour: str, proxy: SlowProxy, server: EmbeddedS3, prefix: str) -> AsyncIterator[Any]:
+    """Either saver, made from a connection string that leads through the proxy."""
+    query = urlencode({"endpoint_url": proxy.url, "region_name": server.region})
+    string = f"s3://{server.bucket}/{prefix}?{query}"
+    if colour == "sync":
+        with noting(S3Saver).from_conn_string(string) as saver:
+            yield saver
+    else:
+        async with noting(AsyncS3Saver).from_conn_string(string) as saver:
+            yield saver
+
+
+async def observed(colour: str, scenario: Scenario, saver: Any, durability: Durability) -> list[Observation]:
+    """Run the scenario: in threads on the sync saver, in this event loop on the async one."""
+    graph = scenario.build(saver)
+    if colour == "async":
+        return await scenario.arun(graph, CONFIG, durability)
+    return await asyncio.to_thread(scenario.run, graph, CONFIG, durability)
+
+
+# A join that is slower than the store
+
+
+class Begun:
+    """The steps whose checkpoints a saver has been asked to put."""
+
+    def __init__(self) -> None:
+        self._steps: set[int] = set()
+        self._changed = threading.Condition()
+
+    def add(self, step: int) -> None:
+        with self._changed:
+            self._steps.add(step)
+            self._changed.notify_all()
+
+    def wait(self, step: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: step in self._steps, WAIT_SECONDS)
+
+
+def noting(cls: Any) -> Any:
+    """The class of savers, with a `begun` that tells which puts were called."""
+
+    class Noting(cls):  # type: ignore[misc]
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            super().__init__(*args, **keywords)
+            self.begun = Begun()
+
+        def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
+            self.begun.add(metadata.get("step"))
+            return super().put(config, checkpoint, metadata, new_versions)
+
+        async def aput(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
+            self.begun.add(metadata.get("step"))
+            return await super().aput(config, checkpoint, metadata, new_versions)
+
+    return Noting
+
+
+class Log(TypedDict, total=False):
+    log: Annotated[list[str], operator.add]
+
+
+def build_slow_join(saver: Any) -> Graph:
+    """Branches of unequal length that meet, and part again; every node is slower than a request."""
+
+    def slowly(name: str) -> Callable[[Log, RunnableConfig], Log]:
+        # LangGraph hands over the join's own set and starts a put only when the last one has ended. So no saver could
+        # keep the set as it was, if steps ended before their predecessors' puts began.
+        def node(state: Log, config: RunnableConfig) -> Log:
+            saver.begun.wait(config["metadata"]["langgraph_step"] - 1)
             time.sleep(NODE_SECONDS)
-            return {"log": [f"{name} after {len(state.get('log', []))}"]}
+            return {"log": [name]}
 
-        return run
+        return node
 
-    def review(state: State) -> dict[str, Any]:
-        answer = interrupt("go on?") if asks else "unasked"
-        return {"answer": answer, "total": len(state["log"])}
-
-    builder = StateGraph(State)
-    for name in ("split", "a", "b", "b2", "c", "d", "d2", "e"):
-        builder.add_node(name, node(name))
-    builder.add_node("review", review)
-    builder.add_edge(START, "split")
-    for name in ("a", "b", "d"):
-        builder.add_edge("split", name)
-    builder.add_edge("b", "b2")
-    builder.add_edge(["a", "b2"], "c")
-    builder.add_edge("d", "d2")
-    builder.add_edge(["c", "d2"], "e")
-    builder.add_edge("e", "review")
-    builder.add_edge("review", END)
+    builder = StateGraph(Log)
+    for name in ("a", "b", "b2", "b3", "c", "d", "e"):
+        builder.add_node(name, slowly(name))
+    for source, target in [(START, "a"), (START, "b"), ("b", "b2"), ("b2", "b3"), ("c", "d"), ("c", "e")]:
+        builder.add_edge(source, target)
+    builder.add_edge(["a", "b3"], "c")
     return builder.compile(checkpointer=saver)
 
 
-def _inputs(*, asks: bool) -> list[Any]:
-    return [{"log": ["start"]}, *([Command(resume="yes")] if asks else [])]
+async def drive_slow_join(face: Face) -> None:
+    result = await face.invoke({"log": ["start"]})
+    assert result["log"] == ["start", "a", "b", "b2", "b3", "c", "d", "e"]
+    await face.invoke({"log": ["again"]})
 
 
-def _run(graph: Any, saver: Any, inputs: list[Any], durability: Durability) -> list[Any]:
-    """Run the graph through and give all that it left, oldest first."""
-    for given in inputs:
-        graph.invoke(given, CONFIG, durability=durability)
-    return _traces(list(saver.list(CONFIG)), list(graph.get_state_history(CONFIG)))
+SLOW_JOIN = Scenario("slow join", build_slow_join, drive_slow_join)
 
 
-async def _arun(graph: Any, saver: Any, inputs: list[Any], durability: Durability) -> list[Any]:
-    for given in inputs:
-        await graph.ainvoke(given, CONFIG, durability=durability)
-    stored = [item async for item in saver.alist(CONFIG)]
-    return _traces(stored, [state async for state in graph.aget_state_history(CONFIG)])
-
-
-def _traces(stored: list[Any], history: list[Any]) -> list[Any]:
-    """Each checkpoint with what was seen, what is in its channels, joins' among them, and what was next."""
-    plain = Ordinals().plain
-    assert len(stored) == len(history)
-    return [
-        {
-            "values": {name: plain(value) for name, value in sorted(item.checkpoint["channel_values"].items())},
-            "seen": _ranks(item.checkpoint["versions_seen"]),
-            "versions": _ranks({"": item.checkpoint["channel_versions"]}),
-            "metadata": plain({key: item.metadata[key] for key in ("source", "step")}),
-            "next": sorted(state.next),
-            "state": plain(dict(sorted(state.values.items()))),
-            "tasks": sorted((task.name, len(task.interrupts), plain(task.result)) for task in state.tasks),
-        }
-        for item, state in zip(stored, history, strict=True)
-    ][::-1]
-
-
-def _ranks(versions: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Versions without their random fractions, which tell forks apart: the whole number counts supersteps."""
-    return {
-        name: {channel: int(str(version).split(".")[0]) for channel, version in sorted(seen.items())}
-        for name, seen in sorted(versions.items())
-    }
-
-
-# Savers on a slow store
-
-
-@pytest.fixture
-def proxy(seaweed: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowProxy]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweed.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweed.secret_key)
-    with SlowProxy(seaweed.endpoint_url, LATENCY_MS) as made:
-        yield made
-
-
-@dataclass(frozen=True)
-class Store:
-    """Makes savers that reach the store through the proxy, and closes them."""
-
-    bucket: str
-    prefix: str
-    proxy: SlowProxy
-
-    def run(self, colour: str, durability: Durability, *, name: str = "", asks: bool = False) -> list[Any]:
-        return self.drive(colour, durability, name, _inputs(asks=asks), asks=asks)
-
-    def drive(self, colour: str, durability: Durability, name: str, inputs: list[Any], *, asks: bool) -> list[Any]:
-        query = urlencode({"endpoint_url": self.proxy.url, "region_name": "us-east-1"})
-        address = f"s3://{self.bucket}/{self.prefix}/{colour}-{durability}-{name}?{query}"
-        if colour == "sync":
-            with S3Saver.from_conn_string(address, inline_limit=64) as saver:
-                return _run(build(saver, asks=asks), saver, inputs, durability)
-        return asyncio.run(self._adrive(address, durability, inputs, asks=asks))
-
-    async def _adrive(self, address: str, durability: Durability, inputs: list[Any], *, asks: bool) -> list[Any]:
-        async with AsyncS3Saver.from_conn_string(address, inline_limit=64) as saver:
-            return await _arun(build(saver, asks=asks), saver, inputs, durability)
-
-
-@pytest.fixture
-def slow(seaweed: Server, proxy: SlowProxy, prefix: str) -> Store:
-    return Store(seaweed.bucket, prefix, proxy)
-
-
-def expected(*, asks: bool = False, durability: Durability = "sync") -> list[Any]:
-    """The same run on the memory saver, which stores at once."""
-    saver = InMemorySaver()
-    return _run(build(saver, asks=asks), saver, _inputs(asks=asks), durability)
-
-
-def test_the_runs_have_joins_and_branches() -> None:
-    """The traces that are compared show a join's channel half full, and steps with several nodes due."""
-    traces = expected()
-    joins = [value for trace in traces for name, value in trace["values"].items() if name.startswith("join:") and value]
-    assert ["a"] in joins
-    assert ["d2"] in joins
-    assert ["a", "b", "d"] in [trace["next"] for trace in traces]
-    assert ["b2", "d2"] in [trace["next"] for trace in traces]
-
-
-@every_colour
-@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_history_on_a_slow_store(slow: Store, colour: str, durability: Durability) -> None:
-    """Whenever the graph waits for its checkpoints, they are those of a store that is fast, run after run."""
-    wanted = expected(durability=durability)
-    for number in range(RUNS):
-        assert slow.run(colour, durability, name=str(number)) == wanted
-
-
-@every_colour
-def test_interrupt_on_a_slow_store(slow: Store, colour: str) -> None:
-    """A run that stops for an answer and goes on leaves the same traces with every durability."""
-    assert slow.run(colour, "async", asks=True) == expected(asks=True)
-
-
-# A store that fails for a while
-
-FAULTS: dict[str, Callable[[SlowProxy, str, int], None]] = {
-    "503": lambda proxy, op, skip: proxy.fail(op=op, status=503, skip=skip),
-    "500 twice": lambda proxy, op, skip: proxy.fail(op=op, status=500, skip=skip, count=2),
-    "429": lambda proxy, op, skip: proxy.fail(op=op, status=429, skip=skip),
-    "lost answer": lambda proxy, op, skip: proxy.lose_answer(op=op, skip=skip),
-}
-
-
-@every_colour
-@pytest.mark.parametrize("fault", FAULTS)
-def test_passing_trouble_leaves_no_trace(slow: Store, proxy: SlowProxy, colour: str, fault: str) -> None:
-    """Refusals, resets and lost answers to puts, reads and listings change nothing in a run's result and history."""
-    proxy.latency_ms = 1
-    for skip in (0, 3, 7):
-        for op in ("PutObject", "ListObjectsV2", "GetObject"):
-            FAULTS[fault](proxy, op, skip)
-    assert slow.run(colour, "async", asks=True) == expected(asks=True)
-    assert proxy.operations()["PutObject"] > 20
-
-
-@every_colour
-def test_many_lost_answers_leave_no_trace(slow: Store, proxy: SlowProxy, colour: str) -> None:
-    """Every third answer to a put gets lost: each put is made again, finds itself there, and counts once."""
-    proxy.latency_ms = 1
-    for number in range(10):
-        proxy.lose_answer(op="PutObject", skip=2 * (number + 1))
-    assert slow.run(colour, "sync") == expected()
-
-
-@every_colour
-@pytest.mark.parametrize("durability", ["sync", "async"])
-def test_lasting_trouble_names_the_operation(
-    slow: Store, proxy: SlowProxy, colour: str, durability: Durability
+@while_running
+@both_savers
+async def test_m01_join_under_latency(
+    seaweed: EmbeddedS3, proxy: SlowProxy, prefix: str, colour: str, durability: Durability
 ) -> None:
-    """A put that fails for good fails the run with an error that names key, operation and thread."""
-    proxy.latency_ms = 1
-    proxy.fail(op="PutObject", status=503, skip=6, count=1000)
-    with pytest.raises(StoreUnavailableError, match=r"storing .*/threads/thread_id=t/.*SlowDown") as raised:
-        slow.run(colour, durability)
-    assert any("put" in note and "thread_id 't'" in note for note in raised.value.__notes__)
+    """A join fires once and its half-filled states are kept as they were, though puts are in flight meanwhile."""
+    proxy.latency_ms = LATENCY_MS
+    expected = await observed(colour, SLOW_JOIN, noting(InMemorySaver)(), "sync")
+    for number in range(RUNS):
+        async with opened(colour, proxy, seaweed, f"{prefix}/{number}") as saver:
+            assert await observed(colour, SLOW_JOIN, saver, durability) == expected
 
 
-@every_colour
-def test_a_run_goes_on_where_trouble_stopped_it(slow: Store, proxy: SlowProxy, colour: str) -> None:
-    """After a failed run the thread is whole: the next one goes on from the last checkpoint and comes to the end."""
-    proxy.latency_ms = 1
-    proxy.fail(op="PutObject", status=403, skip=8, count=1000)
-    with pytest.raises(Exception, match="AccessDenied"):
-        slow.run(colour, "sync", name="x")
-    proxy.reset()
-    traces = slow.drive(colour, "sync", "x", [None], asks=False)
-    assert traces[-1]["state"] == expected()[-1]["state"]
-    assert traces[-1]["next"] == []
+# Failures that pass
+
+
+@pytest.mark.parametrize(("name", "skip"), [("interrupt", 0), ("parallel interrupts", 2)])
+@both_savers
+async def test_every_kind_of_request_fails_once(
+    seaweed: EmbeddedS3, proxy: SlowProxy, prefix: str, colour: str, name: str, skip: int
+) -> None:
+    """A run does not notice that the store asked to slow down, whatever it was asked."""
+    scenario = SCENARIOS[name]
+    expected = await observed(colour, scenario, InMemorySaver(), "async")
+    operations = ("GetObject", "PutObject", "ListObjectsV2")
+    for op in operations:
+        proxy.fail(op, status=503, skip=skip)
+    async with opened(colour, proxy, seaweed, prefix) as saver:
+        assert await observed(colour, scenario, saver, "async") == expected
+        assert [item async for item in reread(colour, saver)]
+    assert all(proxy.operations()[op] > skip for op in operations)
+
+
+async def reread(colour: str, saver: Any) -> AsyncIterator[Any]:
+    """All of the thread by a saver's own methods, the newest checkpoint first and by its id."""
+    newest = await saver.aget_tuple(CONFIG)
+    yield await saver.aget_tuple(newest.config)
+    async for item in saver.alist(CONFIG):
+        yield item
+
+
+@while_running
+@both_savers
+async def test_answers_get_lost(
+    seaweed: EmbeddedS3, proxy: SlowProxy, prefix: str, colour: str, durability: Durability
+) -> None:
+    """What the store did, and could not say so, is neither done twice nor taken for another's."""
+    scenario = SCENARIOS["interrupt"]
+    expected = await observed(colour, scenario, InMemorySaver(), durability)
+    for skip in (0, 2, 3, 5):
+        proxy.lose_answer("PutObject", skip=skip)
+    proxy.lose_answer("GetObject")
+    proxy.lose_answer("ListObjectsV2")
+    async with opened(colour, proxy, seaweed, prefix) as saver:
+        assert await observed(colour, scenario, saver, durability) == expected
+        assert [item async for item in reread(colour, saver)]
+    assert proxy.operations()["PutObject"] > 14
+    assert min(proxy.operations()[op] for op in ("GetObject", "ListObjectsV2")) > 0
+
+
+@both_savers
+async def test_idle_connections_are_dropped(seaweed: EmbeddedS3, proxy: SlowProxy, prefix: str, colour: str) -> None:
+    """Connections that a server or a balancer closed between two calls cost no error."""
+    async with opened(colour, proxy, seaweed, prefix) as saver:
+        for number in range(3):
+            stored = await saver.aput(config(), checkpoint({"k": number}, {"k": "1"}, id=str(number)), {}, {"k": "1"})
+            await drop_connections(proxy)
+            await saver.aput_writes(stored, [("x", number)], "T")
+            await drop_connections(proxy)
+        items = [item async for item in saver.alist(config())]
+    assert [(id_of(item), item.checkpoint["channel_values"], item.pending_writes) for item in items] == [
+        (str(number), {"k": number}, [("T", "x", number)]) for number in (2, 1, 0)
+    ]
+
+
+async def drop_connections(proxy: SlowProxy) -> None:
+    """Close every connection, and return when all are closed."""
+    assert proxy._connections
+    deadline = time.monotonic() + WAIT_SECONDS
+    while proxy._connections:
+        for connection in list(proxy._connections):
+            proxy._loop.call_soon_threadsafe(connection.cancel)
+        await asyncio.sleep(0.01)
+        assert time.monotonic() < deadline
+
+
+# Failures that stay
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+@both_savers
+async def test_puts_are_refused_for_good(
+    seaweed: EmbeddedS3, proxy: SlowProxy, prefix: str, colour: str, durability: Durability
+) -> None:
+    """The run raises an error that says what was being stored, and goes on from what is there when all is well."""
+    settings: Any = {"durability": durability}
+    async with opened(colour, proxy, seaweed, prefix) as saver:
+        graph = build_quick(saver)
+        call = graph.ainvoke if colour == "async" else partial(asyncio.to_thread, graph.invoke)
+        await call({"log": ["first"]}, CONFIG, **settings)
+        before = [id_of(item) async for item in saver.alist(CONFIG)]
+        proxy.fail("PutObject", 403, skip=0 if durability == "exit" else 2, count=ALWAYS)
+        with pytest.raises(StoreAccessError) as raised:
+            await call({"log": ["second"]}, CONFIG, **settings)
+        key = rf"storing {prefix}/threads/thread_id=thread/\S+ in bucket '{seaweed.bucket}'"
+        assert raised.match(key)
+        assert raised.match("AccessDenied")
+        assert any("thread_id 'thread'" in note for note in raised.value.__notes__)
+        proxy.reset()
+        after = [id_of(item) async for item in saver.alist(CONFIG)]
+        assert after[len(after) - len(before) :] == before
+        result = await call({"log": ["third"]}, CONFIG, **settings)
+    assert result["log"][:4] == ["first", "a", "b", "c"]
+    assert result["log"][-4:] == ["third", "a", "b", "c"]
+
+
+def build_quick(saver: Saver) -> Graph:
+    def says(name: str) -> Callable[[Log], Log]:
+        return lambda state: {"log": [name]}
+
+    builder = StateGraph(Log)
+    builder.add_sequence([(name, says(name)) for name in ("a", "b", "c")])
+    builder.add_edge(START, "a")
+    return builder.compile(checkpointer=saver)

@@ -72,7 +72,7 @@ class AioDriver:
             operation.close()
 
     async def disconnect(self) -> None:
-        """Close the running loop's client, if it has one."""
+        """Close the running loop's client, if it has one, after the requests that are under way."""
         with self._lock:
             opening = self._opening.pop(asyncio.get_running_loop(), None)
         if opening is None:
@@ -81,6 +81,9 @@ class AioDriver:
             connection = await opening
         except Exception:
             return  # it was never open, and whoever asked for it was told why
+        # Who asks for all places gets the last one when the requests that came before have their answers.
+        for _ in range(self._max_concurrency):
+            await connection.limit.acquire()
         if connection.lifetime is None:
             s3.ignore_deadlines(connection.client.meta.events)
         else:
@@ -115,9 +118,14 @@ class AioDriver:
 
     async def _lifetime(self) -> AsyncGenerator[Any, None]:
         """Yields an open client once. The loop closes generators that are left over, and so the client."""
-        async with self._connect() as client:
-            s3.watch_deadlines(client.meta.events)
-            yield client
+        try:
+            async with self._connect() as client:
+                s3.watch_deadlines(client.meta.events)
+                yield client
+        finally:
+            # The client refers to the loop, so that the entry would keep both.
+            with self._lock:
+                self._opening.pop(asyncio.get_running_loop(), None)
 
     async def _answer(self, round_: Round) -> list[Any]:
         if len(round_) == 1:
