@@ -1,8 +1,8 @@
 """What tests of the contract speak: savers on several stores under one face, and short ways to put and read.
 
 A test takes `archive` or `saver` and runs once for each kind: the memory saver, `S3Saver` by its sync methods, and
-`AsyncS3Saver` by its async ones, both on moto. Marked with `everywhere` it runs on SeaweedFS too. Test modules import
-the fixtures `archive_fixture`, `saver_fixture`, `kind_fixture` and `loop_fixture`.
+`AsyncS3Saver` by its async ones, both on moto; marked with `on_a_real_server`, on SeaweedFS. Test modules import the
+fixtures `archive_fixture`, `saver_fixture`, `kind_fixture` and `loop_fixture`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ Config = dict[str, Any]
 MEMORY, BOTO, AIO = "memory", "boto", "aio"
 SEAWEED_BOTO, SEAWEED_AIO = "seaweed-boto", "seaweed-aio"
 
-# For tests about what stores do differently: odd keys, order, StartAfter, deletion, conditional puts.
-everywhere = pytest.mark.parametrize("kind", [MEMORY, BOTO, AIO, SEAWEED_BOTO, SEAWEED_AIO])
+# For tests about what stores do differently: odd keys, order, StartAfter, deletion, conditional puts. A real server
+# shows more of that than a simulated one.
+on_a_real_server = pytest.mark.parametrize("kind", [MEMORY, SEAWEED_BOTO, SEAWEED_AIO])
 
 WAIT_SECONDS = 30
 

@@ -13,9 +13,9 @@ from kit import (
     MemoryArchive,
     archive_fixture,  # noqa: F401 - a fixture
     config,
-    everywhere,
     kind_fixture,  # noqa: F401 - a fixture
     loop_fixture,  # noqa: F401 - a fixture
+    on_a_real_server,
     put,
     saver_fixture,  # noqa: F401 - a fixture
     values_at,
@@ -39,7 +39,7 @@ def fill(saver: Any, thread_id: str, name: str = "") -> None:
     saver.put_writes(config(thread_id, "only orphans", "orphan"), [("k", name)], "task")
 
 
-@everywhere
+@on_a_real_server
 def test_everything_goes(archive: Archive) -> None:
     """Checkpoints, writes, values, orphans and markers of all namespaces go; only a tombstone without a name stays."""
     saver = archive.open()
@@ -54,7 +54,7 @@ def test_everything_goes(archive: Archive) -> None:
     assert all(b"xxx" not in archive.read(key) for key in archive.keys())
 
 
-@everywhere
+@on_a_real_server
 def test_other_threads_stay(archive: Archive) -> None:
     """Threads whose names begin alike, or are alike but for case or coding, keep all that they have."""
     saver = archive.open()
@@ -99,9 +99,12 @@ def test_more_keys_than_one_request_deletes() -> None:
     """A thread of more keys than a deletion takes goes whole."""
     archive = MemoryArchive()
     saver = archive.open()
-    for number in range(1100):
-        saver.put_writes(config("t", "", f"{number:04}"), [("k", 1)], "task")
     put(saver)
+    saver.put_writes(config("t", "", "orphan"), [("k", 1)], "task")
+    (batch,) = archive.keys_of("writes")
+    for number in range(1100):
+        folder = archive.layout.folder("t", "", f"{number:04}")
+        archive.write(folder + batch.rpartition("/")[2], archive.read(batch))
     saver.delete_thread("t")
     assert archive.keys() == [archive.layout.deleted("t")]
 

@@ -16,11 +16,11 @@ from kit import (
     archive_fixture,  # noqa: F401 - a fixture
     checkpoint,
     config,
-    everywhere,
     found,
     ids,
     kind_fixture,  # noqa: F401 - a fixture
     loop_fixture,  # noqa: F401 - a fixture
+    on_a_real_server,
     put,
     saver_fixture,  # noqa: F401 - a fixture
     values_at,
@@ -397,7 +397,7 @@ def test_old_history_survives_forks(saver: Any) -> None:
 # The same id again
 
 
-@everywhere
+@on_a_real_server
 def test_same_content_again_is_success(archive: Archive) -> None:
     """Putting the same checkpoint again succeeds, from this process and another, and stores it once."""
     saver = archive.open()
@@ -427,7 +427,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-@everywhere
+@on_a_real_server
 def test_other_content_is_a_conflict(archive: Archive) -> None:
     """Putting other content under a stored id raises, and changes nothing."""
     same: dict[str, Any] = {

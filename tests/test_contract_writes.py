@@ -14,10 +14,10 @@ from kit import (
     archive_fixture,  # noqa: F401 - a fixture
     checkpoint,
     config,
-    everywhere,
     found,
     kind_fixture,  # noqa: F401 - a fixture
     loop_fixture,  # noqa: F401 - a fixture
+    on_a_real_server,
     put,
     saver_fixture,  # noqa: F401 - a fixture
     writes_at,
@@ -106,7 +106,7 @@ def test_long_list(saver: Any) -> None:
     assert writes_at(saver, stored.config) == [("task", f"c{number % 7}", number) for number in range(1000)]
 
 
-@everywhere
+@on_a_real_server
 def test_order_is_path_task_index(archive: Archive) -> None:
     """Writes come in the order of task path, task id, index, whatever order they arrived in and from where."""
     savers = [archive.open(), archive.open()]
@@ -197,7 +197,7 @@ def test_signature_has_task_path(cls: type) -> None:
         assert parameters["task_path"].default == ""
 
 
-@everywhere
+@on_a_real_server
 def test_parallel_writes_are_all_kept(archive: Archive) -> None:
     """Fifty threads that write for one checkpoint at once, through two savers, lose nothing."""
     savers = [archive.open(), archive.open()]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Annotated, Any, TypedDict
@@ -28,7 +29,7 @@ from slow_proxy import SlowProxy
 from s3_saver import AsyncS3Saver, S3Saver, StoreUnavailableError
 from s3_saver.embedded import EmbeddedS3
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 120
 TURNS = 30
 CLASSES: dict[str, Any] = {"sync": S3Saver, "async": AsyncS3Saver}
 
@@ -72,12 +73,13 @@ def build_branches(saver: Any, executed: list[str]) -> Any:
     return builder.compile(checkpointer=saver)
 
 
-def build_counting(saver: Any) -> Any:
-    """Two parallel nodes in each of many turns, which take a moment each."""
+def build_counting(saver: Any, may_end: threading.Event) -> Any:
+    """Two parallel nodes in each of many turns, the last of which waits for `may_end`."""
 
     def count(state: Log) -> Log:
         time.sleep(0.01)
         turn = state.get("turn", 0) + 1
+        assert turn < TURNS or may_end.wait(WAIT_SECONDS)
         return {"log": [f"turn {turn}"], "turn": turn}
 
     builder = StateGraph(Log)
@@ -102,7 +104,7 @@ class Pausing:
     """A saver's class that stops where a test wants it to. The async saver inherits it too: its sync methods are used.
 
     `after_load`: after the first `get_tuple`, until a line comes. `at_step`: for ever, in `put` of that step, when
-    `writes` calls of `put_writes` have returned since the put before.
+    `writes` calls of `put_writes` for its parent have returned.
     """
 
     after_load = False
@@ -117,22 +119,23 @@ class Pausing:
             sys.stdin.readline()
         return found
 
-    def put_writes(self, *args: Any, **keywords: Any) -> None:
-        super().put_writes(*args, **keywords)  # type: ignore[misc]
+    def put_writes(self, where: Any, *args: Any, **keywords: Any) -> None:
+        super().put_writes(where, *args, **keywords)  # type: ignore[misc]
         with self.stored:
-            self.returned += 1
+            self.returned[where["configurable"]["checkpoint_id"]] += 1
             self.stored.notify_all()
 
     def put(self, where: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
-        if self.at_step == metadata["step"]:
+        if self.at_step is not None and self.at_step == metadata.get("step"):
+            parent = where["configurable"]["checkpoint_id"]
             with self.stored:
-                assert self.stored.wait_for(lambda: self.returned == self.writes, WAIT_SECONDS)
+                assert self.stored.wait_for(lambda: self.returned[parent] == self.writes, WAIT_SECONDS)
             say({"stopped": metadata["step"]})
             time.sleep(WAIT_SECONDS)
         return super().put(where, checkpoint, metadata, new_versions)  # type: ignore[misc]
 
     def prepare(self, **pauses: Any) -> None:
-        self.returned = 0
+        self.returned: Counter[str] = Counter()
         self.stored = threading.Condition()
         for name, value in pauses.items():
             setattr(self, name, value)
@@ -152,7 +155,8 @@ def work(saver: Any, do: str, given: dict[str, Any]) -> Any:
             return build_asking(saver).invoke(Command(resume=given["answer"]), config(), durability="sync")
         case "stop":
             saver.prepare(at_step=given["step"], writes=given["writes"])
-            return build_branches(saver, []).invoke({"log": ["start"]}, config(), durability="sync")
+            where = config(given["thread_id"])
+            return build_branches(saver, []).invoke({"log": ["start"]}, where, durability="sync")
     raise ValueError(do)
 
 
@@ -196,6 +200,7 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
         )
+        self.is_idle = True
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -208,12 +213,14 @@ class Worker:
 
     def tell(self, do: str, **given: Any) -> None:
         assert self._process.stdin is not None
+        self.is_idle = False
         self._process.stdin.write(json.dumps({"do": do, **given}) + "\n")
         self._process.stdin.flush()
 
     def hear(self, what: str = "done") -> Any:
         line = self._lines.get(timeout=WAIT_SECONDS)
         assert line, "the other process ended"
+        self.is_idle = what == "done"
         return json.loads(line)[what]
 
     def ask(self, do: str, **given: Any) -> Any:
@@ -238,23 +245,31 @@ def proxy(seaweed: EmbeddedS3) -> Iterator[SlowProxy]:
 
 
 @pytest.fixture(scope="module")
-def started(seaweed: EmbeddedS3, proxy: SlowProxy) -> Iterator[list[Worker]]:
-    """Two processes with a saver of each kind; making one takes long."""
-    workers = [Worker(colour, proxy.url, seaweed) for colour in CLASSES]
+def started() -> Iterator[dict[str, Worker]]:
+    """The other processes that run, by the colour of their savers; starting one takes long."""
+    workers: dict[str, Worker] = {}
     yield workers
-    for worker in workers:
+    for worker in workers.values():
         worker.kill()
 
 
 @pytest.fixture
-def workers(started: list[Worker], seaweed: EmbeddedS3, proxy: SlowProxy, prefix: str) -> list[Worker]:
-    """Two processes on an archive of the test's own."""
-    for worker in started:
+def workers(
+    started: dict[str, Worker], seaweed: EmbeddedS3, proxy: SlowProxy, prefix: str
+) -> Iterator[dict[str, Worker]]:
+    """Two processes with a saver of each kind, on an archive of the test's own."""
+    for colour in CLASSES:
+        if colour not in started:
+            started[colour] = Worker(colour, proxy.url, seaweed)
+    for worker in started.values():
         worker.tell("open", bucket=seaweed.bucket, prefix=prefix)
-    for worker in started:
+    for worker in started.values():
         worker.hear()
     proxy.reset()
-    return started
+    yield started
+    for colour, worker in list(started.items()):
+        if not worker.is_idle:  # killed, or left where a test failed
+            started.pop(colour).kill()
 
 
 @pytest.fixture
@@ -267,19 +282,20 @@ def saver(seaweed: EmbeddedS3, prefix: str) -> Iterator[S3Saver]:
 # Two processes
 
 
-def test_two_processes_see_each_other_at_once(workers: list[Worker], saver: S3Saver) -> None:
+def test_two_processes_see_each_other_at_once(workers: dict[str, Worker], saver: S3Saver) -> None:
     """Whichever process put last, all find its checkpoint and its writes as soon as its call returned."""
+    pair = [workers["sync"], workers["async"]]
     under, stored = config(), []
     for number in range(6):
-        under = workers[number % 2].ask("put", under=under, value=number)
+        under = pair[number % 2].ask("put", under=under, value=number)
         stored.append(under["configurable"]["checkpoint_id"])
         expected = {"newest": stored[-1], "value": number, "writes": [["T", "x", number]], "all": stored[::-1]}
-        assert [worker.ask("seen") for worker in workers] == [expected, expected]
+        assert [worker.ask("seen") for worker in pair] == [expected, expected]
         assert seen(saver) == expected
 
 
 def test_f94_two_processes_resume_one_interrupt(
-    workers: list[Worker], saver: S3Saver, seaweed: EmbeddedS3, proxy: SlowProxy, prefix: str
+    workers: dict[str, Worker], saver: S3Saver, seaweed: EmbeddedS3, proxy: SlowProxy, prefix: str
 ) -> None:
     """Both answers go on, each on a branch of its own, and no object is written twice."""
     graph = build_asking(saver)
@@ -287,14 +303,15 @@ def test_f94_two_processes_resume_one_interrupt(
     asked = graph.get_state(config())
     before = objects(seaweed, prefix)
 
-    for worker, answer in zip(workers, ("yes", "no"), strict=True):
+    answers = {"yes": workers["sync"], "no": workers["async"]}
+    for answer, worker in answers.items():
         worker.tell("resume", answer=answer)
     # Each has seen the question unanswered before either of them answers it.
-    assert {worker.hear("loaded") for worker in workers} == {asked.config["configurable"]["checkpoint_id"]}
-    for worker in workers:
+    assert {worker.hear("loaded") for worker in answers.values()} == {asked.config["configurable"]["checkpoint_id"]}
+    for worker in answers.values():
         worker.tell("go on")
-    logs = [worker.hear()["log"] for worker in workers]
-    assert logs == [["start", "before", f"heard {answer}", "after"] for answer in ("yes", "no")]
+    logs = [worker.hear()["log"] for worker in answers.values()]
+    assert logs == [["start", "before", f"heard {answer}", "after"] for answer in answers]
 
     found = list(graph.get_state_history(config()))
     parents = {id_of(item): item.parent_config and id_of_parent(item) for item in found}
@@ -325,37 +342,33 @@ def objects(server: EmbeddedS3, prefix: str) -> dict[str, bytes]:
 # Processes that are killed
 
 
-@pytest.mark.parametrize("colour", CLASSES)
-def test_client_is_killed_between_put_writes_and_put(
-    seaweed: EmbeddedS3, saver: S3Saver, prefix: str, colour: str
-) -> None:
+def test_clients_are_killed_between_put_writes_and_put(workers: dict[str, Worker], saver: S3Saver) -> None:
     """The writes are there, belong to the last checkpoint, and the run goes on without doing their work again."""
-    worker = Worker(colour, seaweed.endpoint_url, seaweed)
-    try:
-        worker.ask("open", bucket=seaweed.bucket, prefix=prefix)
-        worker.tell("stop", step=1, writes=2)
-        assert worker.hear("stopped") == 1
-    finally:
-        worker.kill()
-
-    found = saver.get_tuple(config())
-    assert found is not None
-    assert found.metadata["step"] == 0
-    assert [item.metadata["step"] for item in saver.list(whole_thread())] == [0, -1]
-    assert sorted(value for _, channel, value in found.pending_writes or [] if channel == "log") == [
-        ["left"],
-        ["right"],
-    ]
-    executed: list[str] = []
-    graph = build_branches(saver, executed)
-    assert graph.invoke(None, config())["log"] == ["start", "left", "right", "last"]
-    assert executed == ["last"]
-
     undisturbed = build_branches(InMemorySaver(), [])
     undisturbed.invoke({"log": ["start"]}, config())
-    histories = [list(graph.get_state_history(config())) for graph in (graph, undisturbed)]
-    states = [[(item.values, item.next, (item.metadata or {}).get("step")) for item in items] for items in histories]
-    assert states[0] == states[1]
+    for colour, worker in workers.items():
+        worker.tell("stop", thread_id=colour, step=1, writes=2)
+        assert worker.hear("stopped") == 1
+        worker.kill()
+
+        found = saver.get_tuple(config(colour))
+        assert found is not None
+        assert [item.metadata.get("step") for item in saver.list(whole_thread(colour))] == [0, -1]
+        assert id_of(found) == id_of(next(saver.list(whole_thread(colour))))
+        logged = [value for _, channel, value in found.pending_writes or [] if channel == "log"]
+        assert sorted(logged) == [["left"], ["right"]]
+
+        executed: list[str] = []
+        graph = build_branches(saver, executed)
+        assert graph.invoke(None, config(colour))["log"] == ["start", "left", "right", "last"]
+        assert executed == ["last"]
+        assert steps(graph, colour) == steps(undisturbed, "t")
+
+
+def steps(graph: Any, thread_id: str) -> list[Any]:
+    """A thread's history without ids."""
+    history = graph.get_state_history(config(thread_id))
+    return [(item.values, item.next, item.metadata["step"], item.metadata["source"]) for item in history]
 
 
 class Remembering:
@@ -364,14 +377,14 @@ class Remembering:
     def remember(self) -> None:
         self.puts: list[tuple[str, Any]] = []
         self.writes: list[tuple[str, str, str, Any]] = []
-        self.started = threading.Event()
+        self.under_way = threading.Event()
 
-    def _stored(self, stored: Any, checkpoint: Any) -> None:
+    def note_put(self, stored: Any, checkpoint: Any) -> None:
         self.puts.append((stored["configurable"]["checkpoint_id"], checkpoint["ts"]))
         if len(self.puts) == 8:
-            self.started.set()
+            self.under_way.set()
 
-    def _wrote(self, where: Any, writes: Any, task_id: str) -> None:
+    def note_writes(self, where: Any, writes: Any, task_id: str) -> None:
         here = where["configurable"]["checkpoint_id"]
         self.writes += [(here, task_id, channel, value) for channel, value in writes]
 
@@ -379,23 +392,23 @@ class Remembering:
 class RememberingSync(Remembering, S3Saver):
     def put(self, where: Any, checkpoint: Any, *others: Any) -> Any:
         stored = super().put(where, checkpoint, *others)
-        self._stored(stored, checkpoint)
+        self.note_put(stored, checkpoint)
         return stored
 
     def put_writes(self, where: Any, writes: Any, task_id: str, task_path: str = "") -> None:
         super().put_writes(where, writes, task_id, task_path)
-        self._wrote(where, writes, task_id)
+        self.note_writes(where, writes, task_id)
 
 
 class RememberingAsync(Remembering, AsyncS3Saver):
     async def aput(self, where: Any, checkpoint: Any, *others: Any) -> Any:
         stored = await super().aput(where, checkpoint, *others)
-        self._stored(stored, checkpoint)
+        self.note_put(stored, checkpoint)
         return stored
 
     async def aput_writes(self, where: Any, writes: Any, task_id: str, task_path: str = "") -> None:
         await super().aput_writes(where, writes, task_id, task_path)
-        self._wrote(where, writes, task_id)
+        self.note_writes(where, writes, task_id)
 
 
 @pytest.fixture(scope="module")
@@ -416,7 +429,8 @@ def test_server_is_killed_during_a_run(
         monkeypatch.setenv(name, value)
     saver = cls(own_server.bucket, prefix=prefix)
     saver.remember()
-    graph = build_counting(saver)
+    killed = threading.Event()
+    graph = build_counting(saver, killed)
 
     def run(entry: Any) -> Any:
         if cls is RememberingSync:
@@ -433,8 +447,9 @@ def test_server_is_killed_during_a_run(
         raise AssertionError("the run does not go on")
 
     running = Background(run_to_the_end)
-    assert saver.started.wait(WAIT_SECONDS)
+    assert saver.under_way.wait(WAIT_SECONDS)
     own_server.kill()
+    killed.set()
     own_server.start()
     result = running.result()
     assert result["turn"] == TURNS
@@ -445,6 +460,8 @@ def test_server_is_killed_during_a_run(
     with S3Saver(own_server.bucket, prefix=prefix) as other:
         items = {id_of(item): item for item in other.list(whole_thread())}
     assert {here: items[here].checkpoint["ts"] for here, _ in saver.puts} == dict(saver.puts)
+    parents = {item.parent_config["configurable"]["checkpoint_id"] for item in items.values() if item.parent_config}
+    assert parents <= items.keys()
     for here, *write in saver.writes:
         assert tuple(write) in (items[here].pending_writes or [])
 
