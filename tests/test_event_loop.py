@@ -1,28 +1,32 @@
 """A saver leaves the event loop free: a ticker beside a graph goes on while checkpoints are stored.
 
-Where the ticker wakes late, the loop's thread computed, or it waited for something that blocks, or the machine ran
-something else. The CPU time of that thread tells the first from the last, and what blocks shows in a gap for each
-request. And a run counts by its best attempt: what the saver does to the loop shows in each of them. So the tests
-hold where other processes take the machine's time.
+Where the ticker wakes late, the loop's thread computed, or waited for something that blocks, or the machine ran
+something else. CPU time tells the first from the last, so that the tests hold on a busy machine too; and requests
+tell which thread sends them. A run counts by its best attempt: what a saver does to the loop shows in each of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypedDict
 from uuid import uuid4
 
+import boto3
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, StateGraph
-from savers import Server, async_saver, sync_saver
+from savers import Server, async_saver, credentials
 from slow_proxy import SlowProxy
+
+from s3_saver import S3Saver
 
 GAP_SECONDS_MAX = 0.05
 TICK_SECONDS = 0.002
@@ -109,29 +113,23 @@ class Ticker:
         """The longest time for which the loop's thread computed without a tick."""
         return max(min(wall, cpu) for wall, cpu in self.gaps)
 
-    def waits(self) -> int:
-        """How many times the thread did nothing, and did not tick, for as long as a request takes."""
-        return sum(wall - cpu > LATENCY_MS / 1000 for wall, cpu in self.gaps)
 
-
-async def held_up(saver: Any, shape: str, requests: Callable[[], int], attempts: int = ATTEMPTS) -> list[Any]:
-    """What held the loop up in each attempt; nothing where one attempt left it free, which then is the last."""
+async def best_gap(saver: Any, shape: str, attempts: int = ATTEMPTS) -> float:
+    """The longest gap of the best attempt; the first that is good enough is the last."""
     values = [SHAPES[shape](turn) for turn in range(TURNS)]
     graph = build(saver, values)
-    found = []
+    best = float("inf")
     for _ in range(attempts):
         where = {"configurable": {"thread_id": uuid4().hex}}
-        ticker, before = Ticker(), requests()
+        ticker = Ticker()
         await ticker.beside(graph.ainvoke({"asked": "x"}, where))
-        # Who waits for answers without letting go of the loop does so for most requests of a run.
-        computing, waits = ticker.computing(), ticker.waits() / max(1, requests() - before)
         inner = [item async for item in saver.alist(where) if item.config["configurable"]["checkpoint_ns"]]
         whole = [item for item in inner if values[-1].items() <= item.checkpoint["channel_values"].items()]
         assert len(whole) >= BRANCHES
-        if computing <= GAP_SECONDS_MAX and waits < 0.5:
-            return []
-        found.append({"computing": computing, "waits for each request": waits})
-    return found
+        best = min(best, ticker.computing())
+        if best <= GAP_SECONDS_MAX:
+            break
+    return best
 
 
 @pytest.fixture(autouse=True)
@@ -144,46 +142,46 @@ def no_collection() -> Iterator[None]:
 
 
 @pytest.fixture
-def proxy(seaweed: Server) -> Iterator[SlowProxy]:
-    with SlowProxy(seaweed.endpoint_url, latency_ms=LATENCY_MS) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def slow(seaweed: Server, proxy: SlowProxy) -> Any:
+def slow(seaweed: Server) -> Iterator[Any]:
     """A real server, 20 ms away."""
-    return SimpleNamespace(
-        endpoint_url=proxy.url,
-        access_key=seaweed.access_key,
-        secret_key=seaweed.secret_key,
-        region=seaweed.region,
-        bucket=seaweed.bucket,
-    )
+    with SlowProxy(seaweed.endpoint_url, latency_ms=LATENCY_MS) as proxy:
+        yield SimpleNamespace(
+            endpoint_url=proxy.url,
+            access_key=seaweed.access_key,
+            secret_key=seaweed.secret_key,
+            region=seaweed.region,
+            bucket=seaweed.bucket,
+        )
 
 
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 
 
 @every_shape
-async def test_async_saver_leaves_the_loop_free(slow: Any, proxy: SlowProxy, prefix: str, shape: str) -> None:
+async def test_async_saver_leaves_the_loop_free(slow: Any, prefix: str, shape: str) -> None:
     """No gap above 50 ms beside a graph of parallel subgraphs with states of almost 1 MB, all of which are stored."""
     async with async_saver(slow, prefix) as saver:
         await saver.aget_tuple({"configurable": {"thread_id": "warm"}})
-        assert await held_up(saver, shape, lambda: len(proxy.requests)) == []
+        assert await best_gap(saver, shape) <= GAP_SECONDS_MAX
 
 
 @every_shape
-async def test_sync_saver_leaves_the_loop_free(slow: Any, proxy: SlowProxy, prefix: str, shape: str) -> None:
-    """The same of the async methods of `S3Saver`, which run in threads."""
-    with sync_saver(slow, prefix) as saver:
+async def test_sync_saver_leaves_the_loop_free(slow: Any, prefix: str, shape: str) -> None:
+    """The same of the async methods of `S3Saver`, whose requests all go out from other threads."""
+    client = boto3.client("s3", **credentials(slow))
+    senders: set[int] = set()
+    client.meta.events.register("before-send.s3", lambda **_: senders.add(threading.get_ident()))
+    with closing(client), S3Saver(slow.bucket, prefix=prefix, client=client) as saver:
         await saver.aget_tuple({"configurable": {"thread_id": "warm"}})
-        assert await held_up(saver, shape, lambda: len(proxy.requests)) == []
+        assert await best_gap(saver, shape) <= GAP_SECONDS_MAX
+        assert senders
+        assert threading.get_ident() not in senders
 
 
 @every_shape
 async def test_the_graph_itself_leaves_the_loop_free(shape: str) -> None:
     """With LangGraph's own memory saver the same graph has no such gap, so that a gap above is the saver's."""
-    assert await held_up(InMemorySaver(), shape, lambda: 1000) == []
+    assert await best_gap(InMemorySaver(), shape) <= GAP_SECONDS_MAX
 
 
 class Computing(JsonPlusSerializer):
@@ -197,24 +195,7 @@ class Computing(JsonPlusSerializer):
         return super().dumps_typed(obj)
 
 
-async def test_a_loop_that_computes_is_seen(slow: Any, proxy: SlowProxy, prefix: str) -> None:
+async def test_a_busy_loop_is_seen(slow: Any, prefix: str) -> None:
     """A saver that computes on the loop for 100 ms does not pass."""
     async with async_saver(slow, prefix, serde=Computing()) as saver:
-        assert await held_up(saver, "one text", lambda: len(proxy.requests), attempts=1)
-
-
-class Waiting(InMemorySaver):
-    """A saver that waits for its requests on the loop."""
-
-    requests = 0
-
-    async def aput(self, *arguments: Any) -> Any:
-        self.requests += 1
-        time.sleep(1.2 * LATENCY_MS / 1000)  # noqa: ASYNC251 - what the test is about
-        return self.put(*arguments)
-
-
-async def test_a_loop_that_waits_is_seen() -> None:
-    """A saver that holds the loop up while it waits for an answer does not pass."""
-    saver = Waiting()
-    assert await held_up(saver, "twenty texts", lambda: saver.requests, attempts=1)
+        assert await best_gap(saver, "one text", attempts=1) > GAP_SECONDS_MAX

@@ -294,8 +294,8 @@ def test_prunes_and_sweeps_lose_nothing(name: str, remembers: bool) -> None:
     Whatever the put has acknowledged reads whole, until a prune removes it as a whole.
     """
     runs = 0
-    for sleep in (0, 20, 31, 61, 24 * 60):
-        for age in (0, 29, 31):
+    for sleep in (0, 31, 61):
+        for age in (0, 29):
             for first in range(5):
                 for second in range(first, 5):
                     _pruned(FORKS[name], remembers, age, {first: 0, second: sleep})
