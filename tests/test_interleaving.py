@@ -206,7 +206,7 @@ def test_a_slow_clock_comes_after_what_it_has_read() -> None:
     bucket = MemoryBucket()
     first = filled(bucket, A)
     # The first process's clock is an hour fast.
-    first._shared.cache.saw((time.time_ns() + 3_600 * 10**9) // 1000)
+    first._shared.cache.tick((time.time_ns() + 3_600 * 10**9) // 1000)
     store_writes(first, A, "task", [("log", "first")])
     second = process(bucket)
     second.get_tuple(A.config)
