@@ -344,6 +344,14 @@ def test_version_must_be_the_stored_one(saver: Any) -> None:
     assert values_at(saver, stored) == {}
 
 
+def test_changed_channel_with_its_parents_version(saver: Any) -> None:
+    """A channel that is said to have changed is what `put` was given, though its version is its parent's."""
+    first = put(saver, values={"k": 1, "gone": 1, "large": LARGE})
+    new = {"k": first.versions["k"], "gone": first.versions["gone"]}
+    stored = saver.put(first.config, checkpoint({"k": 2}, first.versions), {}, new)
+    assert values_at(saver, stored) == {"k": 2, "large": LARGE}
+
+
 def test_value_that_was_never_stored(saver: Any) -> None:
     """A value that is passed as unchanged but was never stored is stored now."""
     stored = saver.put(config(), checkpoint({"k": 1, "large": LARGE}, {"k": 1, "large": 1}), {}, {})
