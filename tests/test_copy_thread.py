@@ -14,12 +14,12 @@ from kit import (
     MemoryArchive,
     archive_fixture,  # noqa: F401 - a fixture
     config,
-    everywhere,
     found,
     history,
     ids,
     kind_fixture,  # noqa: F401 - a fixture
     loop_fixture,  # noqa: F401 - a fixture
+    on_a_real_server,
     put,
     saver_fixture,  # noqa: F401 - a fixture
     values_at,
@@ -77,7 +77,7 @@ def marks(archive: Archive) -> list[str]:
 # What a copy is
 
 
-@everywhere
+@on_a_real_server
 def test_everything_is_copied(archive: Archive) -> None:
     """Every namespace, id, parent, value and write reads the same in the copy, and the source is as it was."""
     saver = archive.open()

@@ -14,11 +14,11 @@ from kit import (
     Put,
     archive_fixture,  # noqa: F401 - a fixture
     config,
-    everywhere,
     found,
     ids,
     kind_fixture,  # noqa: F401 - a fixture
     loop_fixture,  # noqa: F401 - a fixture
+    on_a_real_server,
     put,
     saver_fixture,  # noqa: F401 - a fixture
     values_at,
@@ -46,7 +46,7 @@ def runs_at(saver: Any, thread_id: str) -> list[tuple[str, Any]]:
     return [(item.checkpoint["id"], item.metadata.get("run_id")) for item in listed]
 
 
-@everywhere
+@on_a_real_server
 def test_runs_go_in_all_threads(archive: Archive) -> None:
     """All checkpoints of the runs go with their writes, in all threads and namespaces; the others stay as they are."""
     saver = archive.open()

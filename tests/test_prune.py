@@ -13,12 +13,12 @@ from kit import (
     Put,
     archive_fixture,  # noqa: F401 - a fixture
     config,
-    everywhere,
     found,
     history,
     ids,
     kind_fixture,  # noqa: F401 - a fixture
     loop_fixture,  # noqa: F401 - a fixture
+    on_a_real_server,
     put,
     saver_fixture,  # noqa: F401 - a fixture
     values_at,
@@ -59,7 +59,7 @@ def left(saver: Any, thread_id: Any = "t", namespace: str | None = None) -> list
 # Which threads and checkpoints
 
 
-@everywhere
+@on_a_real_server
 @pytest.mark.parametrize("strategy", [None, "keep_latest"])
 def test_the_newest_of_each_namespace_stays(archive: Archive, strategy: str | None) -> None:
     """The greatest id of each namespace stays, with its writes, values and parent's name; other threads stay whole."""

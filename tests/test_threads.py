@@ -11,9 +11,9 @@ from kit import (
     MemoryArchive,
     archive_fixture,  # noqa: F401 - a fixture
     config,
-    everywhere,
     kind_fixture,  # noqa: F401 - a fixture
     loop_fixture,  # noqa: F401 - a fixture
+    on_a_real_server,
     put,
     saver_fixture,  # noqa: F401 - a fixture
 )
@@ -29,7 +29,7 @@ def names(saver: Any, **which: Any) -> list[str]:
     return [item.thread_id for item in saver.threads(**which)]
 
 
-@everywhere
+@on_a_real_server
 def test_summary(archive: Archive) -> None:
     """A summary has the thread's id, namespaces, number of checkpoints, newest id and time, and all of its bytes."""
     saver = archive.open()
@@ -82,7 +82,7 @@ def test_what_is_no_thread(archive: Archive) -> None:
     assert [item.checkpoints for item in saver.threads()] == [1]
 
 
-@everywhere
+@on_a_real_server
 def test_limit_and_after(archive: Archive) -> None:
     """`limit` ends the listing; `after` goes on behind a thread, be it there or not: pages join without a gap."""
     saver = archive.open()
