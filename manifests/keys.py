@@ -13,6 +13,7 @@ The law of this module is the section "Keys" of FORMAT.md.
     {prefix}/threads/thread_id={T}/_name
     {prefix}/threads/thread_id={T}/_deleted
     {prefix}/threads/thread_id={T}/_copying
+    {prefix}/threads/thread_id={T}/_removing/{unique}
     {prefix}/runs/run_id={R}/{T}
 """
 
@@ -38,6 +39,7 @@ _EMPTY = "~"
 _FOLDER = re.compile(r"(?P<order>(?:[0-9a-f]{2})+z)\.(?P<id>[A-Za-z0-9_.%-]+)\Z")
 _TABLE = re.compile(r"(?P<name>[0-9a-f-]+)\.parquet\Z")
 _VALUE = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)\.bin\Z")
+_UNIQUE = re.compile(r"[0-9a-f-]+\Z")
 _WRITES = re.compile(r"writes-(?P<batch>(?P<clock>[0-9a-f]{14})-[0-9a-f]{8})\.parquet\Z")
 
 
@@ -95,8 +97,8 @@ def order_of(checkpoint_id: str) -> str:
 class ObjectKey:
     """A parsed key: its parts as they stand in the key (encoded), and what kind of object it names.
 
-    `kind` is one of checkpoint, writes, value, segment, removal, run, name, deleted, copying, marker. `namespace` and
-    `folder` are set for the first two; `name` is the unique name, the batch, or the encoded run id.
+    `kind` is one of checkpoint, writes, value, segment, removal, run, name, deleted, copying, removing, marker.
+    `namespace` and `folder` are set for the first two; `name` is the unique name, the batch, or the encoded run id.
     """
 
     kind: str
@@ -248,6 +250,8 @@ def _in_thread(thread: str, rest: str) -> ObjectKey | None:
             return ObjectKey("segment", thread, name=found["name"])
         case ["_removed", record] if found := _TABLE.match(record):
             return ObjectKey("removal", thread, name=found["name"])
+        case ["_removing", unique] if _UNIQUE.match(unique):
+            return ObjectKey("removing", thread, name=unique)
         case ["_runs", run]:
             return ObjectKey("run", thread, name=run)
         case ["_values", value] if found := _VALUE.match(value):
@@ -277,6 +281,10 @@ def _parts_of(key: ObjectKey) -> tuple[str, ...]:
 
 def copying_in(thread_folder: str) -> str:
     return f"{thread_folder}_copying"
+
+
+def removing_in(thread_folder: str, unique: str) -> str:
+    return f"{thread_folder}_removing/{unique}"
 
 
 def segment_in(thread_folder: str, unique: str) -> str:

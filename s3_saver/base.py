@@ -199,7 +199,8 @@ class SaverBase(Flows):
         """Copy the whole thread: all namespaces, checkpoints with their parents, writes, values. Repeat to resume.
 
         A source that is not there, and a copy to itself, change nothing. Raises ValueError where the target has
-        checkpoints that the source has not.
+        checkpoints that the source has not, or has with other content, and `ThreadBusyError` where the target is being
+        pruned or the source is itself being copied to.
         """
         self._noted_run("copy_thread", source_thread_id, self._copy_thread(source_thread_id, target_thread_id))
 

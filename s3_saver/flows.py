@@ -32,16 +32,16 @@ from s3_saver.commits import Rows
 from s3_saver.configs import accept_by, config_of, query_of, ref_of, rule_of, text_of, texts_of, thread_id_of
 from s3_saver.errors import ArchiveError, S3SaverError, ThreadBusyError
 from s3_saver.operations.copy_thread import copy_thread
-from s3_saver.operations.delete_runs import Refusal, delete_runs_in, threads_of_runs
+from s3_saver.operations.delete_runs import delete_runs_in, threads_of_runs
 from s3_saver.operations.delete_thread import delete_thread
 from s3_saver.operations.deleting import refuse_leftovers
 from s3_saver.operations.delta_history import delta_history
+from s3_saver.operations.excluding import Refused
 from s3_saver.operations.get_tuple import get_tuple
 from s3_saver.operations.list_page import PAGE_MAX, Listing
 from s3_saver.operations.listing import threads_page
 from s3_saver.operations.load import Loaded
-from s3_saver.operations.prune import PrunePlan, Rule, act, plan
-from s3_saver.operations.removing import Swept
+from s3_saver.operations.prune import PrunePlan, Rule, ThreadPlan, plan, prune
 from s3_saver.operations.setup import StoreReport, setup
 from s3_saver.operations.survey import Describe, Index, tend
 from s3_saver.operations.threads import ThreadSummary, summary
@@ -172,7 +172,7 @@ class Flows(BaseCheckpointSaver[str]):
     async def _delete_thread(self, thread_id: str) -> None:
         thread_id = thread_id_of(thread_id)
         layout = self._shared.layout
-        await delete_thread(layout, thread_id, grace_ms=round(GRACE.total_seconds() * 1000))
+        await delete_thread(layout, thread_id, grace_ms=_GRACE_MS)
         self._shared.cache.forget_thread(layout.thread(thread_id))
 
     async def _copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
@@ -182,26 +182,28 @@ class Flows(BaseCheckpointSaver[str]):
     async def _delete_for_runs(self, run_ids: Sequence[str]) -> None:
         wanted = frozenset(text_of("each of run_ids", run_id) for run_id in texts_of("run_ids", run_ids))
         layout, serde = self._shared.layout, self.serde
-        refused: list[Refusal] = []
+        refused: dict[str, Refused] = {}
         failed: dict[str, str] = {}
         for folder in await threads_of_runs(layout, wanted) if wanted else []:
-            outcome = await delete_runs_in(
-                layout,
-                folder,
-                wanted,
-                reading.describer(serde),
-                reading.run_of(serde),
-                grace_seconds=GRACE.total_seconds(),
-                uniques=_uniques(),
-            )
+            try:
+                failed |= await delete_runs_in(
+                    layout,
+                    folder,
+                    wanted,
+                    reading.describer(serde),
+                    reading.run_of(serde),
+                    grace_ms=_GRACE_MS,
+                    uniques=_uniques(),
+                )
+            except Refused as refusal:
+                # The other threads are done all the same.
+                refused[layout.thread_part(folder)] = refusal
             self._shared.cache.forget_thread(folder)
-            failed |= outcome.failed
-            refused += [outcome.refusal] if outcome.refusal else []
         refuse_leftovers(failed, "deleting runs")
-        if refused:
+        for thread, why in refused.items():
             raise ThreadBusyError(
-                f"deleting runs: {len(refused)} threads were left as they are, the first is {refused[0].thread!r}: "
-                f"{refused[0].why}; the other threads are done; delete later runs as well, or the thread"
+                f"deleting runs: {len(refused)} threads were left as they are, the first is {thread!r}: {why}; the "
+                "other threads are done; delete later runs as well, or the thread"
             )
 
     async def _prune(
@@ -220,41 +222,43 @@ class Flows(BaseCheckpointSaver[str]):
                 self._prune_one(thread_id, rule, exclusive) for thread_id in threads[start : start + _THREADS_AT_ONCE]
             )
         ]
-        failed = {key: why for outcome in outcomes if isinstance(outcome, Swept) for key, why in outcome.failed.items()}
+        failed = {key: why for outcome in outcomes if isinstance(outcome, dict) for key, why in outcome.items()}
         refuse_leftovers(failed, "pruning")
         for outcome in outcomes:
             if isinstance(outcome, ThreadBusyError):
                 raise outcome
 
-    async def _prune_one(self, thread_id: str, rule: Rule, exclusive: bool) -> Swept | ThreadBusyError:
-        layout, describe = self._shared.layout, self._describer
+    async def _prune_one(self, thread_id: str, rule: Rule, exclusive: bool) -> dict[str, str] | ThreadBusyError:
+        """Prune a thread. The keys that stayed, or why it was left as it is: the others are pruned all the same."""
+        layout = self._shared.layout
         try:
-            planned, found = await plan(layout, thread_id, rule, describe)
-        except ThreadBusyError as busy:
-            # The other threads are pruned all the same.
-            return busy
-        await self._tend(found)
-        swept = await act(
-            layout,
-            planned,
-            describe,
-            grace_seconds=GRACE.total_seconds(),
-            exclusive=exclusive,
-            uniques=_uniques(),
-        )
+            removed = await prune(
+                layout,
+                thread_id,
+                rule,
+                self._describer,
+                grace_ms=_GRACE_MS,
+                exclusive=exclusive,
+                uniques=_uniques(),
+            )
+        except Refused as why:
+            return _busy(thread_id, why)
         self._shared.cache.forget_thread(layout.thread(thread_id))
-        return swept
+        await self._tend(removed.index)
+        return removed.failed
 
     async def _plan_prune(
         self, thread_ids: Sequence[str], strategy: str, keep: int | None, older_than: timedelta | None
     ) -> PrunePlan:
         threads = list(dict.fromkeys(thread_id_of(one) for one in texts_of("thread_ids", thread_ids)))
         rule = rule_of(strategy, keep, older_than)
-        plans = [
-            (await plan(self._shared.layout, thread_id, rule or Rule(newest=0), self._describer))[0]
-            for thread_id in threads
-        ]
-        return PrunePlan(tuple(plans))
+        return PrunePlan(tuple([await self._plan_one(thread_id, rule or Rule(newest=0)) for thread_id in threads]))
+
+    async def _plan_one(self, thread_id: str, rule: Rule) -> ThreadPlan:
+        try:
+            return await plan(self._shared.layout, thread_id, rule, self._describer)
+        except Refused as why:
+            raise _busy(thread_id, why) from None
 
     async def _thread_page(self, after: str | None, token: str | None) -> tuple[list[ThreadSummary], str | None]:
         start = None if after is None else thread_id_of(after)
@@ -278,6 +282,10 @@ class Flows(BaseCheckpointSaver[str]):
         return await setup(
             self._shared.layout, bucket=settings.bucket, create=create_bucket, unique=secrets.token_hex(8)
         )
+
+
+def _busy(thread_id: str, why: Refused) -> ThreadBusyError:
+    return ThreadBusyError(f"pruning thread {thread_id!r}: {why}")
 
 
 def _uniques() -> Iterator[str]:

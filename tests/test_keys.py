@@ -30,6 +30,7 @@ from manifests.keys import (
     past,
     removal_in,
     removals_in,
+    removing_in,
     run_part,
     segment_in,
     value_in,
@@ -137,6 +138,7 @@ def test_other_keys_of_a_thread_round_trip(layout: Layout, thread_id: str, uniqu
     assert layout.parse(segment_in(folder, unique)) == ObjectKey("segment", thread, name=unique)
     assert layout.parse(removal_in(folder, unique)) == ObjectKey("removal", thread, name=unique)
     assert layout.parse(copying_in(folder)) == ObjectKey("copying", thread)
+    assert layout.parse(removing_in(folder, "0f-1")) == ObjectKey("removing", thread, name="0f-1")
     assert removal_in(folder, unique).startswith(removals_in(folder))
     assert layout.parse(layout.deleted(thread_id)) == ObjectKey("deleted", thread)
     name = layout.name(thread_id)
@@ -243,6 +245,7 @@ def test_the_longest_keys_fit(prefix: str, letter: str) -> None:
             segment_in(layout.thread(thread_id), "0" * 32 + "-99"),
             removal_in(layout.thread(thread_id), "0" * 32),
             copying_in(layout.thread(thread_id)),
+            removing_in(layout.thread(thread_id), "0" * 32),
         ]
         for key in keys:
             assert len(key.encode()) <= 1024
@@ -273,6 +276,7 @@ def test_keys_never_leave_their_folders(thread_id: str, namespace: str, checkpoi
         segment_in(layout.thread(thread_id), "0" * 32),
         removal_in(layout.thread(thread_id), "0" * 32),
         copying_in(layout.thread(thread_id)),
+        removing_in(layout.thread(thread_id), "0" * 32),
     ]
     marker = layout.marker(thread_id, run)
     assert all(key.startswith(layout.thread(thread_id)) for key in keys)
@@ -337,6 +341,8 @@ FOREIGN = [
     "threads/thread_id=t/_removed/00",
     "threads/thread_id=t/_copying/",
     "threads/thread_id=t/_copying2",
+    "threads/thread_id=t/_removing",
+    "threads/thread_id=t/_removing/x",
     "threads/thread_id=t/checkpoint_ns=/cez.1/_checkpoint.msgpack",
     "threads/thread_id=t/checkpoint_ns=~",
     "threads/thread_id=t/checkpoint_ns=~/cez.1",

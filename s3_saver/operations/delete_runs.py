@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
 from manifests.keys import Layout, run_part
 from manifests.segments import Row
 from s3_saver.bucket import every
-from s3_saver.operations.keep import Writes, needed_by
+from s3_saver.operations.excluding import Refused, remove_and_sweep
+from s3_saver.operations.keep import Writes, by_namespace, needed_by
 from s3_saver.operations.listing import all_keys
-from s3_saver.operations.prune import by_namespace
-from s3_saver.operations.removing import Doomed, remove, sweep
-from s3_saver.operations.survey import LINKS, Describe, index
+from s3_saver.operations.removing import Doomed
+from s3_saver.operations.survey import LINKS, Describe, Index
 
 # The run that a checkpoint belongs to: its metadata's, decoded where the manifest may not say.
 RunOf = Callable[[Row], str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A thread that was left alone, and why."""
-
-    thread: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What happened in one thread: refused, or done but for the keys that stayed."""
-
-    refusal: Refusal | None
-    failed: dict[str, str]
 
 
 async def threads_of_runs(layout: Layout, run_ids: Collection[str]) -> list[str]:
@@ -50,14 +33,22 @@ async def delete_runs_in(
     describe: Describe,
     run_of: RunOf,
     *,
-    grace_seconds: float,
+    grace_ms: int,
     uniques: Iterator[str],
-) -> Outcome:
-    """Remove the runs' checkpoints and their writes from one thread, or nothing where a survivor needs one of them."""
-    found = await index(layout, thread_folder, describe)
-    thread = layout.thread_part(thread_folder)
-    if found.survey.of("copying"):
-        return Outcome(Refusal(thread, "a copy into it has not ended"), {})
+) -> dict[str, str]:
+    """Remove the runs' checkpoints and their writes from one thread. Returns the keys that stayed.
+
+    Raises `Refused`, with nothing removed, where a survivor needs one of them or a copy into the thread is under way.
+    """
+
+    async def decide(found: Index) -> list[Doomed]:
+        return await _doomed(found, run_ids, run_of)
+
+    removed = await remove_and_sweep(layout, thread_folder, describe, decide, grace_ms=grace_ms, uniques=uniques)
+    return removed.failed
+
+
+async def _doomed(found: Index, run_ids: Collection[str], run_of: RunOf) -> list[Doomed]:
     runs = {folder: run_of(row) for folder, row in found.rows((*LINKS, "metadata"))}
     doomed: list[Doomed] = []
     for namespace, members in by_namespace(found).items():
@@ -66,12 +57,8 @@ async def delete_runs_in(
         if gone and survivor is not None:
             needs = sorted((await needed_by(members, survivor, Writes())).keys() & gone)
             if needs:
-                why = f"in namespace {namespace!r} checkpoint {survivor!r} would stay, which needs {needs[0]!r}"
-                return Outcome(Refusal(thread, why), {})
+                raise Refused(
+                    f"in namespace {namespace!r} checkpoint {survivor!r} would stay, which needs {needs[0]!r}"
+                )
         doomed += [Doomed(members[name], f"run {runs[members[name].folder]}") for name in sorted(gone)]
-    # A deletion that was killed may have left writes of checkpoints that are gone already.
-    if not doomed and not found.survey.of("removal"):
-        return Outcome(None, {})
-    failed = await remove(thread_folder, doomed, grace_seconds=grace_seconds, uniques=uniques)
-    swept = await sweep(layout, thread_folder, describe, grace_seconds=grace_seconds)
-    return Outcome(None, {**failed, **swept.failed})
+    return doomed

@@ -15,7 +15,7 @@ advanced an unstored channel; an ordinary thread has none such.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -23,9 +23,9 @@ from manifests.segments import Row
 from manifests.writes import decode_writes
 from s3_saver.bucket import Body, Get, every
 from s3_saver.operations.listing import Head
+from s3_saver.operations.load import SENDS_IN_VALUES
+from s3_saver.operations.survey import Index
 
-# LangGraph kept a superstep's sends as writes on the parent before this format.
-SENDS_IN_VALUES = 4
 _SENDS = "__pregel_tasks"
 
 
@@ -55,6 +55,20 @@ class Linked:
 
 
 Namespace = Mapping[str, Linked]
+
+
+def by_namespace(found: Index) -> dict[str, dict[str, Linked]]:
+    """The surveyed checkpoints by namespace and id."""
+    heads = {head.folder: head for head in found.survey.heads}
+    members: dict[str, dict[str, Linked]] = {}
+    for folder, row in found.rows():
+        members.setdefault(row.namespace, {})[row.checkpoint_id] = Linked(row, heads[folder])
+    return dict(sorted(members.items()))
+
+
+def plain(items: Iterable[Linked]) -> bool:
+    """Whether nothing speaks for a delta channel, as in most threads: then a checkpoint needs but itself."""
+    return not any(item.row.snapshots or item.row.counted or item.row.advanced for item in items)
 
 
 def path_of(namespace: Namespace, checkpoint_id: str) -> list[Linked]:

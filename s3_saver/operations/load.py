@@ -13,7 +13,7 @@ from s3_saver.operations.listing import Head, all_keys
 from s3_saver.refs import Ref
 
 # Before this format, LangGraph kept a superstep's sends as writes on the parent checkpoint.
-_SENDS_IN_VALUES = 4
+SENDS_IN_VALUES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class _Sends:
 async def _sends(layout: Layout, thread_id: str, header: Header) -> _Sends | None:
     """The parent's batches, where this checkpoint is so old that its sends are among them. Two rounds."""
     version = header.structure.get("v")
-    if header.parent_id is None or not isinstance(version, int) or version >= _SENDS_IN_VALUES:
+    if header.parent_id is None or not isinstance(version, int) or version >= SENDS_IN_VALUES:
         return None
     keys = await all_keys(layout.folder(thread_id, header.namespace, header.parent_id))
     batches = await fetch(listed.key for listed in keys if layout.kind(listed.key) == "writes")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from manifests.keys import Layout
-from s3_saver.errors import ThreadBusyError
-from s3_saver.operations.keep import SENDS_IN_VALUES, Linked, Writes, needed_by
-from s3_saver.operations.removing import Doomed, Swept, remove, sweep
+from s3_saver.operations.excluding import Removed, refuse_copying, remove_and_sweep
+from s3_saver.operations.keep import Linked, Writes, by_namespace, needed_by, plain
+from s3_saver.operations.load import SENDS_IN_VALUES
+from s3_saver.operations.removing import Doomed
 from s3_saver.operations.survey import Describe, Index, index
 
 
@@ -43,14 +44,18 @@ class ThreadPlan:
     doomed: tuple[Doomed, ...] = field(repr=False, default=())
 
 
-async def plan(layout: Layout, thread_id: str, rule: Rule, describe: Describe) -> tuple[ThreadPlan, Index]:
-    """Decide the fate of every checkpoint of the thread. Rounds: those of `index`, and at most two for writes."""
+async def plan(layout: Layout, thread_id: str, rule: Rule, describe: Describe) -> ThreadPlan:
+    """Decide the fate of every checkpoint of the thread. Rounds: those of `index`, and at most two for writes.
+
+    Raises `Refused` where a copy into the thread has not ended.
+    """
     found = await index(layout, layout.thread(thread_id), describe)
-    if found.survey.of("copying") and rule.newest:
-        raise ThreadBusyError(
-            f"pruning thread {thread_id!r}: a copy into it has not ended; call copy_thread again to finish it, or "
-            "delete_thread to clear it"
-        )
+    if rule.newest:
+        refuse_copying(found.survey)
+    return await _plan(found, thread_id, rule)
+
+
+async def _plan(found: Index, thread_id: str, rule: Rule) -> ThreadPlan:
     fates: list[Fate] = []
     doomed: list[Doomed] = []
     for namespace, members in by_namespace(found).items():
@@ -61,17 +66,7 @@ async def plan(layout: Layout, thread_id: str, rule: Rule, describe: Describe) -
             fates.append(Fate(namespace, checkpoint_id, checkpoint_id in kept, why, item.bytes))
             if checkpoint_id not in kept:
                 doomed.append(Doomed(item, why))
-    return ThreadPlan(thread_id, tuple(fates), tuple(doomed)), found
-
-
-def by_namespace(found: Index) -> dict[str, dict[str, Linked]]:
-    """The surveyed checkpoints by namespace and id."""
-    heads = {head.folder: head for head in found.survey.heads}
-    members: dict[str, dict[str, Linked]] = {}
-    for folder, row in found.rows():
-        head = heads[folder]
-        members.setdefault(row.namespace, {})[row.checkpoint_id] = Linked(row, head)
-    return dict(sorted(members.items()))
+    return ThreadPlan(thread_id, tuple(fates), tuple(doomed))
 
 
 async def _kept(found: Index, members: Mapping[str, Linked], rule: Rule) -> dict[str, str]:
@@ -89,9 +84,8 @@ async def _kept(found: Index, members: Mapping[str, Linked], rule: Rule) -> dict
     kept = dict.fromkeys(young, "stored lately") | {
         checkpoint_id: f"newest {number}" if number > 1 else "newest" for number, checkpoint_id in enumerate(newest, 1)
     }
-    # Most threads have no delta channels at all; then a checkpoint needs but itself.
-    plain = not any(item.row.snapshots or item.row.counted or item.row.advanced for item in members.values())
-    heads = list(kept) if not plain else [name for name in kept if (members[name].row.v or 0) < SENDS_IN_VALUES]
+    only_itself = plain(members.values())
+    heads = [name for name in kept if not only_itself or (members[name].row.v or 0) < SENDS_IN_VALUES]
     writes = Writes()
     for checkpoint_id in heads:
         for needed, why in (await needed_by(members, checkpoint_id, writes)).items():
@@ -106,20 +100,25 @@ def _why(rule: Rule) -> str:
     return f"not among the newest {rule.newest}{older}" if rule.newest > 1 or older else "not the newest"
 
 
-async def act(
+async def prune(
     layout: Layout,
-    planned: ThreadPlan,
+    thread_id: str,
+    rule: Rule,
     describe: Describe,
     *,
-    grace_seconds: float,
+    grace_ms: int,
     exclusive: bool,
     uniques: Iterator[str],
-) -> Swept:
-    """Carry a plan out, and sweep the thread."""
-    folder = layout.thread(planned.thread_id)
-    failed = await remove(folder, planned.doomed, grace_seconds=grace_seconds, uniques=uniques)
-    swept = await sweep(layout, folder, describe, grace_seconds=grace_seconds, exclusive=exclusive)
-    return Swept(swept.bytes, swept.objects, {**failed, **swept.failed})
+) -> Removed:
+    """Remove what the rule does not keep, and sweep the thread. Raises `Refused` where it is being copied into."""
+
+    async def decide(found: Index) -> Sequence[Doomed]:
+        return (await _plan(found, thread_id, rule)).doomed
+
+    folder = layout.thread(thread_id)
+    return await remove_and_sweep(
+        layout, folder, describe, decide, grace_ms=grace_ms, exclusive=exclusive, uniques=uniques
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from its header, and offered to be indexed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -14,8 +14,9 @@ import pyarrow as pa
 from manifests.checkpoints import Header
 from manifests.keys import Layout, segment_in
 from manifests.segments import Row, decode_segment, encode_segment, rows_in
-from s3_saver.bucket import Body, Delete, Get, Listed, Put, Work, every
+from s3_saver.bucket import Body, Get, Listed, Put, Work, every
 from s3_saver.errors import StoreUnavailableError
+from s3_saver.operations.deleting import delete_keys
 from s3_saver.operations.listing import Head, heads_of, keys_since
 from s3_saver.operations.load import checked_header, read_head
 
@@ -62,6 +63,22 @@ class Index:
                 yield self.folder(row), row
         for row in self.read:
             yield self.folder(row), row
+
+    def without(self, folders: Iterable[str]) -> Index:
+        """The same but for these checkpoints."""
+        gone = frozenset(folders)
+        if not gone:
+            return self
+        segments = {
+            key: table.filter(
+                pa.array(
+                    [self.folder(row) not in gone for row in rows_in(table, ("namespace", "checkpoint_id"))], pa.bool_()
+                )
+            )
+            for key, table in self.segments.items()
+        }
+        read = [row for row in self.read if self.folder(row) not in gone]
+        return Index(self.layout, self.survey, segments, read)
 
     def folder(self, row: Row) -> str:
         return self.layout.folder_in(self.survey.folder, row.namespace, row.checkpoint_id)
@@ -138,7 +155,8 @@ async def tend(found: Index, unique: str) -> None:
             # The union is there before its parts go.
             if merged:
                 await Put(segment_in(folder, f"{unique}-{number}"), encode_segment(merged))
-            await Delete(tuple(keys[:1000]))
+            # Those that cannot be deleted are rows that are there twice, which does no harm.
+            await delete_keys(keys)
 
 
 def _tier(size: int) -> int:
