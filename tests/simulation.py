@@ -211,7 +211,16 @@ def process(bucket: MemoryBucket, **settings: Any) -> MemorySaver:
 
 
 def copy_of(bucket: MemoryBucket) -> MemoryBucket:
-    return MemoryBucket(bucket.ordered, bucket.clock_ms, dict(bucket.objects))
+    return replace(bucket, objects=dict(bucket.objects))
+
+
+class PagedBucket(MemoryBucket):
+    """Lists four keys at a time, so that everything may happen between two pages."""
+
+    def answer(self, request: Request[Any]) -> Any:
+        if isinstance(request, List):
+            request = replace(request, limit=min(request.limit, 4))
+        return super().answer(request)
 
 
 class _Raw(Awaitable[list[Any]]):

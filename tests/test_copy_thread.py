@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,9 +29,10 @@ from kit import (
 )
 from memory_saver import MemorySaver
 
-from manifests.keys import batch_name, writes_in
-from s3_saver.bucket import PAGE_KEYS_MAX, Copy, Get, List
+from manifests.keys import batch_name, copying_in, removing_in, writes_in
+from s3_saver.bucket import PAGE_KEYS_MAX, Body, Copy, Get, List, Page, Request, Stored
 from s3_saver.bucket import Put as PutRequest
+from s3_saver.drivers.memory import MemoryBucket
 from s3_saver.errors import StoreUnavailableError, ThreadBusyError
 
 LARGE = "x" * 70_000
@@ -68,6 +70,19 @@ def objects(archive: Archive, thread_id: str = "") -> dict[str, bytes]:
     """What lies in the store, of one thread or altogether."""
     names = archive.keys()
     return {name: archive.read(name) for name in names if not thread_id or f"thread_id={thread_id}/" in name}
+
+
+class SaltedBucket(MemoryBucket):
+    """Gives the same bytes another ETag under every key."""
+
+    def answer(self, request: Request[Any]) -> Any:
+        answer = super().answer(request)
+        if isinstance(answer, Page):
+            keys = tuple(replace(listed, etag=listed.etag + listed.key) for listed in answer.keys)
+            return replace(answer, keys=keys)
+        if isinstance(request, PutRequest | Copy | Get) and isinstance(answer, Stored | Body):
+            return replace(answer, etag=answer.etag + request.key)
+        return answer
 
 
 def marks(archive: Archive) -> list[str]:
@@ -295,6 +310,106 @@ def test_nobody_prunes_what_is_being_copied() -> None:
         saver.delete_for_runs(["R"])
     assert ids(saver.list(config("source"))) == ["3", "0"]
     assert list(objects(archive, "target")) == stored
+
+
+@pytest.mark.parametrize("begun_before", [False, True])
+def test_nobody_copies_into_what_is_being_pruned(begun_before: bool) -> None:
+    """While a removal's mark stands, a copy is refused and changes nothing; an old mark counts no more."""
+    archive = MemoryArchive()
+    saver = archive.open()
+    if begun_before:
+        begun(archive, "1")
+    else:
+        fill(saver, "source")
+    archive.write(removing_in(archive.layout.thread("target"), "0" * 32), b'{"format": 1, "began_ms": 1}\n')
+    stored = list(objects(archive, "target"))
+    archive.bucket.clock_ms += 1_800_000
+    with pytest.raises(ThreadBusyError, match="being removed from the target"):
+        saver.copy_thread("source", "target")
+    assert list(objects(archive, "target")) == stored
+    archive.bucket.clock_ms += 1
+    saver.copy_thread("source", "target")
+    assert seen(archive.open(), "target") == seen(saver, "source")
+    assert marks(archive) == []
+
+
+def test_a_half_copied_source_is_refused() -> None:
+    """What is still being copied to is not whole, so it is not copied further."""
+    archive = MemoryArchive()
+    saver = begun(archive, "1")
+    with pytest.raises(ThreadBusyError, match="into the source"):
+        saver.copy_thread("target", "third")
+    assert list(objects(archive, "third")) == []
+    saver.copy_thread("source", "target")
+    saver.copy_thread("target", "third")
+    assert seen(saver, "third") == seen(saver, "source")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_source_that_is_copied_to_while_it_is_listed(ended: bool) -> None:
+    """A source with a gap is looked at again: a copy into it may have begun, or begun and ended, since the listing."""
+    bucket = GatedBucket()
+    archive = MemoryArchive(bucket=bucket)
+    saver = archive.open()
+    fill(saver, "source")
+    saver.copy_thread("source", "target")
+    layout = archive.layout
+    parent = layout.checkpoint("target", "", "2")
+    body = archive.read(parent)
+    archive.remove(parent)
+    for segment in archive.keys_of("segment"):
+        archive.remove(segment)
+    # Headers are read after the listing.
+    bucket.holds = lambda request: isinstance(request, Get) and request.key == layout.checkpoint("target", "", "3")
+    call = Background(lambda: archive.open().copy_thread("target", "third"))
+    assert bucket.reached.wait(10)
+    if ended:
+        archive.write(parent, body)
+    else:
+        archive.write(copying_in(layout.thread("target")), b'{"format": 1, "source": "source", "began_ms": 1}\n')
+    bucket.release()
+    if ended:
+        call.result()
+        assert seen(archive.open(), "third") == seen(saver, "source")
+    else:
+        with pytest.raises(ThreadBusyError, match="into the source"):
+            call.result()
+        assert list(objects(archive, "third")) == []
+
+
+@pytest.mark.parametrize("values", [{"k": 2}, {"k": 1, "more": "x" * 100}], ids=["same size", "another size"])
+def test_another_content_under_the_same_id_is_refused(values: dict[str, Any]) -> None:
+    """Where both have an id with different content, nothing is copied and the error names the key."""
+    archive = MemoryArchive()
+    saver = archive.open()
+    put(saver, "source", id="2", parent=put(saver, "source", id="1", values={"k": 1}))
+    put(saver, "target", id="1", values=values)
+    stored = objects(archive, "target")
+    with pytest.raises(ValueError, match="another checkpoint threads/thread_id=target/"):
+        saver.copy_thread("source", "target")
+    assert objects(archive, "target") == stored
+
+
+def test_the_same_content_with_other_etags_is_the_same() -> None:
+    """A store that encrypts with keys of its own gives every copy another ETag: then bytes are compared."""
+    archive = MemoryArchive(bucket=SaltedBucket())
+    saver = archive.open()
+    fill(saver, "source")
+    saver.copy_thread("source", "target")
+    put(saver, "source", id="5", values={"k": 5})
+    archive.open().copy_thread("source", "target")
+    assert seen(archive.open(), "target") == seen(saver, "source")
+
+
+def test_what_is_deleted_meanwhile_is_copied_again() -> None:
+    """A target that is deleted while it is copied to is whole in the end."""
+    bucket = GatedBucket()
+    archive = MemoryArchive(bucket=bucket)
+    fill(archive.open(), "source")
+    bucket.holds = lambda request: isinstance(request, Copy) and request.source.endswith("/_checkpoint.msgpack")
+    saver = copying_while(bucket, archive, lambda other: other.delete_thread("target"))
+    assert seen(saver, "target") == seen(saver, "source")
+    assert marks(archive) == []
 
 
 def test_history_across_the_gap_is_refused() -> None:

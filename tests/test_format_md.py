@@ -98,7 +98,7 @@ def test_limits_are_the_codes() -> None:
 def test_every_kind_of_key_is_described() -> None:
     """The forms at the head of the key module are those of the text."""
     forms = re.findall(r"^    (\{prefix\}\S+)$", keys.__doc__ or "", re.MULTILINE)
-    assert len(forms) == 10
+    assert len(forms) == 11
     assert re.findall(r"^(\{prefix\}\S+)", TEXT, re.MULTILINE) == forms
 
 

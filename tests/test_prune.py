@@ -27,6 +27,7 @@ from kit import (
 )
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
+from manifests.keys import removing_in
 from s3_saver.bucket import Delete, Get
 from s3_saver.errors import DeletionError, StoreUnavailableError
 from s3_saver.operations.prune import PrunePlan
@@ -497,6 +498,9 @@ def test_plan_of_a_deletion(saver: Any) -> None:
 
 # What goes wrong
 
+# Metadata as LangGraph keeps it where a delta channel was written and not stored.
+COUNTED = {"source": "loop", "step": 1, "counters_since_delta_snapshot": {"log": [1, 1]}}
+
 
 def test_locked_keys_are_reported() -> None:
     """What could not be deleted is named by key, and stays whole, values too; the rest is done, other threads too."""
@@ -527,6 +531,43 @@ def test_locked_keys_are_reported() -> None:
     assert left(archive.open()) == ["4"]
     assert len(archive.keys_of("value")) == 2
     assert len(archive.keys_of("writes")) == 2
+
+
+def test_what_a_locked_checkpoint_needs_stays() -> None:
+    """Where checkpoints cannot be deleted, those that they need for a delta channel stay too, and are named."""
+    archive = MemoryArchive()
+    saver = archive.open()
+    first = put(saver, id="1", values={"log": "seed"})
+    saver.put_writes(first.config, [("log", "w1")], "task")
+    second = put(saver, id="2", parent=first, changed=("log",), metadata=COUNTED)
+    third = put(saver, id="3", parent=second, changed=("log",), metadata=COUNTED)
+    put(saver, id="4", parent=third, values={"log": "snapshot"})
+    before = history(saver, third.config, "log")
+    assert before == {"log": {"seed": "seed", "writes": [("task", "log", "w1")]}}
+    archive.bucket.locked.add(archive.layout.checkpoint("t", "", "3"))
+    with pytest.raises(DeletionError) as raised:
+        archive.open().prune(["t"])
+    assert raised.value.failed.keys() == {archive.layout.checkpoint("t", "", name) for name in "123"}
+    assert [why.startswith("needed by") for _, why in sorted(raised.value.failed.items())] == [False, True, True]
+    assert history(archive.open(), third.config, "log") == before
+    archive.bucket.locked.clear()
+    archive.open().prune(["t"])
+    assert left(archive.open()) == ["4"]
+
+
+def test_an_old_mark_is_swept() -> None:
+    """The mark of a removal whose process died goes with a prune an hour later; a younger one stays."""
+    archive = MemoryArchive()
+    saver = archive.open()
+    put(saver, id="2", parent=put(saver, id="1"))
+    mark = removing_in(archive.layout.thread("t"), "0" * 32)
+    archive.write(mark, b'{"format": 1, "began_ms": 1}\n')
+    saver.prune(["t"])
+    assert archive.keys_of("removing") == [mark]
+    archive.bucket.clock_ms += 3_600_001
+    saver.prune(["t"])
+    assert archive.keys_of("removing") == []
+    assert left(saver) == ["2"]
 
 
 def test_locked_value_is_reported() -> None:

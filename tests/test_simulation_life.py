@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.base import CheckpointTuple
 from memory_saver import MemorySaver
-from points import BIG, BIGGER, MORE, SUB, A, B, D, Start, archive, filled, moved
+from points import BIG, BIGGER, MORE, SUB, A, B, D, Start, archive, deletes, filled, moved
 from reading import (
     LAYOUT,
     Archive,
@@ -29,7 +29,20 @@ from reading import (
     store_writes,
     writes_of,
 )
-from simulation import COUNTS, Case, Make, World, copy_of, crashes, explore, failures, losses, process, sample
+from simulation import (
+    COUNTS,
+    Case,
+    Make,
+    PagedBucket,
+    World,
+    copy_of,
+    crashes,
+    explore,
+    failures,
+    losses,
+    process,
+    sample,
+)
 
 from manifests.keys import segment_in
 from manifests.segments import encode_segment
@@ -373,13 +386,18 @@ def errors_of(world: World) -> dict[str, Exception]:
 
 
 def together(
-    before: Callable[[MemoryBucket], Any], start: dict[str, Start], *, age_ms: int = 0, loads: str = ""
+    before: Callable[[MemoryBucket], Any],
+    start: dict[str, Start],
+    *,
+    age_ms: int = 0,
+    loads: str = "",
+    bucket: MemoryBucket | None = None,
 ) -> Make:
     """Worlds in which `before` happened so long ago, and then some operations begin, each in a process of its own.
 
-    The one that is named by `loads` has just read the whole thread.
+    The one that is named by `loads` has just read the whole thread. `bucket` is an empty one of the kind to use.
     """
-    stored = MemoryBucket()
+    stored = copy_of(bucket or MemoryBucket())
     before(stored)
     stored.clock_ms += age_ms
 
@@ -452,6 +470,9 @@ PUTS = {
     ),
 }
 ages = pytest.mark.parametrize("age_ms", [0, 2 * HOUR_MS], ids=["young", "old"])
+buckets = pytest.mark.parametrize(
+    "bucket", [MemoryBucket(), PagedBucket(), MemoryBucket(ordered=False)], ids=["ordered", "paged", "unordered"]
+)
 loading = pytest.mark.parametrize("loads", ["put", ""], ids=["parent loaded", "parent read"])
 
 
@@ -494,7 +515,8 @@ def test_put_and_copy(name: str) -> None:
 
 
 @ages
-def test_prune_and_copy_of_the_same(age_ms: int) -> None:
+@buckets
+def test_prune_and_copy_of_the_same(bucket: MemoryBucket, age_ms: int) -> None:
     """A copy of a thread that is being pruned has at least what stays, and reads whole."""
     targets = moved(TARGET, *THREAD)
     stay = moved(TARGET, *STAY)
@@ -506,7 +528,7 @@ def test_prune_and_copy_of_the_same(age_ms: int) -> None:
         assert places(world.bucket, "thread") == {one.place for one in STAY}
 
     start = {"prune": prunes(), "copy": copies()}
-    make = together(lambda bucket: lay(bucket, *THREAD), start, age_ms=age_ms)
+    make = together(lambda bucket: lay(bucket, *THREAD), start, age_ms=age_ms, bucket=bucket)
     attack("prune and copy of the same", make, allowed, "thread", TARGET, end=end)
 
 
@@ -526,8 +548,9 @@ def begun(steps: int) -> Callable[[MemoryBucket], None]:
 
 
 @ages
+@buckets
 @pytest.mark.parametrize("steps", [0, 20, 30, 999])
-def test_copy_and_prune_of_the_target(steps: int, age_ms: int) -> None:
+def test_copy_and_prune_of_the_target(steps: int, bucket: MemoryBucket, age_ms: int) -> None:
     """The prune refuses, or it prunes what is whole: what stays of the target stays with its history."""
     targets, stay = moved(TARGET, *THREAD), moved(TARGET, *STAY)
     allowed = life(*targets, kept=THREAD, exact=(*THREAD, *moved(TARGET, B, D)))
@@ -539,7 +562,7 @@ def test_copy_and_prune_of_the_target(steps: int, age_ms: int) -> None:
         assert places(world.bucket, TARGET) >= {one.place for one in stay}
 
     start = {"prune": prunes(TARGET), "copy": copies()}
-    make = together(begun(steps), start, age_ms=age_ms)
+    make = together(begun(steps), start, age_ms=age_ms, bucket=bucket)
     attack("copy and prune of the target", make, allowed, TARGET, end=end, seeds=2)
 
 
@@ -608,8 +631,9 @@ def test_two_merges(before: Callable[..., Any]) -> None:
 
 
 @ages
+@buckets
 @pytest.mark.parametrize("point", [D, F, Y], ids=["head", "removed, with writes", "removed, without"])
-def test_put_writes_and_prune(point: Point, age_ms: int) -> None:
+def test_put_writes_and_prune(point: Point, bucket: MemoryBucket, age_ms: int) -> None:
     """Writes of a checkpoint that stays are there; those of one that goes are swept with it."""
     allowed = life(*GONE, kept=STAY, exact=(B, D))
     allowed.writes[point.place] = [*allowed.writes[point.place], writes_of("task 2", MORE)]
@@ -622,7 +646,7 @@ def test_put_writes_and_prune(point: Point, age_ms: int) -> None:
             assert set(writes_of("task 2", MORE)) <= set(found.pending_writes or ())
 
     start = {"writes": partial(put_writes, point=point, task="task 2", writes=MORE), "prune": prunes()}
-    make = together(lambda bucket: lay(bucket, *THREAD), start, age_ms=age_ms)
+    make = together(lambda bucket: lay(bucket, *THREAD), start, age_ms=age_ms, bucket=bucket)
     attack("put_writes and prune", make, allowed, end=end)
 
 
@@ -633,6 +657,14 @@ SMALL = (
 )
 CHILD = SMALL[0].child("2", values={"document": BIG})
 LARGE_CHILD = replace(CHILD, values={"document": BIGGER}, versions={"document": 3}, new=("document",))
+# Two removals have hundreds of orders that take minutes to run.
+LONG_PAIRS = ("other prune", "prune and deletion of runs")
+
+
+def seeds_of(name: str) -> int:
+    return 60 if name in LONG_PAIRS and not EVERY_SCHEDULE else 0
+
+
 SMALL_STARTS: dict[str, Start] = {
     "put": CHILD.put,
     "large put": LARGE_CHILD.put,
@@ -640,6 +672,88 @@ SMALL_STARTS: dict[str, Start] = {
     "put_writes": partial(put_writes, point=SMALL[0], task="task 2", writes=MORE),
     "other prune": prunes(),
 }
+
+
+OTHER = [("document", "other")]
+SMALL_PAIRS: dict[str, tuple[dict[str, Start], tuple[str, ...]]] = {
+    "put and copy": ({"put": CHILD.put, "copy": copies()}, ("thread", TARGET)),
+    "large put and copy": ({"put": LARGE_CHILD.put, "copy": copies()}, ("thread", TARGET)),
+    "put_writes and copy": (
+        {"writes": partial(put_writes, point=SMALL[0], task="task 2", writes=OTHER), "copy": copies()},
+        ("thread", TARGET),
+    ),
+    "put and deletion of its run": (
+        {"put": replace(CHILD, run="run 3").put, "delete": deletes_runs("run 1")},
+        ("thread",),
+    ),
+    "large put and deletion of its run": (
+        {"put": replace(LARGE_CHILD, run="run 3").put, "delete": deletes_runs("run 1")},
+        ("thread",),
+    ),
+    "prune and deletion of runs": ({"prune": prunes(), "delete": deletes_runs("run 1")}, ("thread",)),
+}
+
+
+@ages
+@pytest.mark.parametrize("name", SMALL_PAIRS)
+def test_every_schedule_of_a_pair(name: str, age_ms: int) -> None:
+    """In the orders of two operations on a small thread, what is visible stays whole."""
+    start, threads = SMALL_PAIRS[name]
+    stored = tuple(replace(point, run=f"run {number}") for number, point in enumerate(SMALL, 1))
+    children = [replace(point, run=run) for point in (CHILD, LARGE_CHILD) for run in (None, "run 3")]
+    points = [*stored, *children]
+    kept = [stored[1]] if "run" in name else list(stored)
+    allowed = Life(points=[*points, *moved(TARGET, *points)], kept=kept)
+    for thread in ("thread", TARGET):
+        allowed.writes[thread, "", SMALL[0].id] = [writes_of("task 2", OTHER)]
+
+    def before(bucket: MemoryBucket) -> None:
+        saver = process(bucket)
+        for point in stored:
+            point.store(saver)
+
+    def end(world: World) -> None:
+        no_errors(world)
+        if "copy" in name:
+            assert places(world.bucket, TARGET) >= {point.place for point in moved(TARGET, *stored)}
+        assert not keys_of(world.bucket, "copying", "removing")
+
+    make = together(before, start, age_ms=age_ms)
+    attack(name, make, allowed, *threads, end=end, seeds=seeds_of(name))
+
+
+TARGET_PAIRS: dict[str, dict[str, Start]] = {
+    "two copies": {"one": copies(), "two": copies()},
+    "copy and deletion of the target": {"copy": copies(), "delete": deletes(TARGET)},
+}
+
+
+@ages
+@pytest.mark.parametrize("name", TARGET_PAIRS)
+def test_who_changes_the_target_of_a_copy(name: str, age_ms: int) -> None:
+    """Two copies both end, or one leaves the rest to the other; a deletion and a copy may give up, and say so."""
+    targets = moved(TARGET, *SMALL)
+    allowed = Life(points=[*SMALL, *targets], kept=list(SMALL))
+
+    def before(bucket: MemoryBucket) -> None:
+        saver = process(bucket)
+        for point in SMALL:
+            point.store(saver)
+
+    def end(world: World) -> None:
+        errors = errors_of(world)
+        assert all(isinstance(error, StoreUnavailableError) for error in errors.values())
+        if name == "two copies":
+            assert not errors
+            assert places(world.bucket, TARGET) == {point.place for point in targets}
+            assert not keys_of(world.bucket, "copying")
+        again = copy_of(world.bucket)
+        run(again, copies())
+        assert places(again, TARGET) == {point.place for point in targets}
+        assert not keys_of(again, "copying")
+
+    make = together(before, TARGET_PAIRS[name], age_ms=age_ms)
+    attack(name, make, allowed, "thread", TARGET, end=end, seeds=30)
 
 
 @ages
@@ -661,26 +775,21 @@ def test_every_schedule_with_a_prune(name: str, age_ms: int) -> None:
         allowed,
         *(["thread", TARGET] if name == "copy" else []),
         end=no_errors,
-        seeds=0,
+        seeds=seeds_of(name),
     )
 
 
-# A source's fork that came after it was copied: its `log` is rebuilt from a checkpoint that a prune of the copy removes.
+# A source's fork that came after it was copied: it needs an ancestor that a prune of the copy removes.
 STEM = Point("1", values={"log": ["seed"]})
 HEAD = Point("2", parent="1", values={"log": ["head"]}, versions={"log": 2})
 FORK = Point("3", parent="1", values={"k": 1}, versions={"log": 3, "k": 1}, new=("log", "k"))
 
 
 def test_every_schedule_of_copying_again_and_pruning_the_target() -> None:
-    """Either gives way: what a copy adds to a target never lacks the ancestors that a prune by an older listing took."""
+    """One gives way: what a copy adds to a target never lacks ancestors that a prune took by an older listing."""
     points = (STEM, HEAD, FORK)
     targets = moved(TARGET, *points)
     ends: Counter[str] = Counter()
-
-    def before(bucket: MemoryBucket) -> None:
-        lay(bucket, STEM, HEAD)
-        run(bucket, copies())
-        FORK.store(process(bucket))
 
     def end(world: World) -> None:
         errors = errors_of(world)
@@ -694,7 +803,49 @@ def test_every_schedule_of_copying_again_and_pruning_the_target() -> None:
         assert places(world.bucket, TARGET) == {point.place for point in targets}
 
     allowed = life(*targets, kept=points, exact=(*points, targets[2]))
-    make = together(before, {"copy": copies(), "prune": prunes(TARGET)})
+    make = together(stored_fork, {"copy": copies(), "prune": prunes(TARGET)})
     attack("copying again and pruning the target", make, allowed, "thread", TARGET, end=end, seeds=0)
     # Each of them was refused in some schedule, and neither in some.
     assert {"copy", "prune", "none"} <= ends.keys()
+
+
+# Removals that take too long
+
+
+def stored_fork(bucket: MemoryBucket) -> None:
+    """A copied thread, and a fork in its source that needs what a prune of the copy removes."""
+    lay(bucket, STEM, HEAD)
+    run(bucket, copies())
+    FORK.store(process(bucket))
+
+
+@pytest.mark.parametrize("minutes", [14, 16, 29, 31, 120])
+def test_a_prune_that_sleeps(minutes: int) -> None:
+    """Whenever a prune sleeps, and whatever is copied meanwhile, it removes nothing that is needed by then."""
+    targets = moved(TARGET, STEM, HEAD, FORK)
+    allowed = life(*targets, kept=(STEM, HEAD, FORK), exact=(targets[2],))
+    make = together(stored_fork, {"prune": prunes(TARGET)}, age_ms=2 * HOUR_MS)
+    world = make()
+    world.finish()
+    refused = copied = 0
+    for asleep in range(len(world.trace)):
+        world = make()
+        for number in range(len(world.trace) + 100):
+            if not world.steps():
+                break
+            if number == asleep:
+                world.bucket.clock_ms += minutes * MINUTE_MS
+                try:
+                    run(world.bucket, copies())
+                except ThreadBusyError:
+                    refused += 1
+                else:
+                    copied += 1
+                    assert targets[2].place in places(world.bucket, TARGET)
+            world.carry_out(world.steps()[0])
+            allowed.sound(world.bucket)
+        no_errors(world)
+        COUNTS[f"prune that sleeps {minutes} minutes"] += 1
+    # A mark keeps copies out for half an hour.
+    assert copied
+    assert bool(refused) == (minutes <= 30)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from manifests.keys import Layout, checkpoint_in, copying_in, runs_in, segment_in, values_in
 from manifests.segments import Row, encode_segment
-from s3_saver.bucket import Copy, Deadline, Get, Listed, Now, Put, both, every
+from s3_saver.bucket import Body, Copy, Deadline, Get, Listed, Now, Put, both, every
 from s3_saver.errors import StoreUnavailableError, ThreadBusyError
 from s3_saver.operations.deleting import delete_keys, refuse_leftovers
 from s3_saver.operations.excluding import removals_under_way
@@ -128,9 +128,12 @@ class _Job:
     async def _begun(self) -> bool:
         """Whether a copy of this source into the target has not ended."""
         mark = await Get(copying_in(self.folder))
-        return mark is not None and _line_of(mark.data).get("source") == self.layout.thread_part(
-            self.layout.thread(self.source)
-        )
+        return mark is not None and self._is_ours(mark)
+
+    def _is_ours(self, mark: Body) -> bool:
+        """Whether a mark is of a copy of the same source."""
+        source = self.layout.thread_part(self.layout.thread(self.source))
+        return bool(json.loads(mark.data).get("source") == source)
 
     async def _refuse_lost_source(self) -> None:
         if await self._begun():
@@ -208,17 +211,17 @@ class _Job:
             await Put(segment_in(self.folder, next(self.uniques)), encode_segment(rows))
 
     async def _end(self, found: Index, line: bytes) -> None:
-        """Take the mark away, where it is ours and all is there; else somebody deleted, or copied, at the same time."""
+        """Take the mark away, where all is there; else somebody has deleted, or ended a copy of his own, meanwhile."""
         mark, there = await both(Get(copying_in(self.folder)), survey(self.layout, self.folder))
-        if mark is None or mark.data != line or not _has_all(there, found.survey):
+        if mark is None or not _has_all(there, found.survey):
+            raise _Changed(self.folder)
+        if mark.data != line:
+            # Another process copies here too. It has put its mark over ours, and will take it away.
+            if self._is_ours(mark):
+                return
             raise _Changed(self.folder)
         deletion = await delete_keys([copying_in(self.folder)])
         refuse_leftovers(deletion.failed, f"ending the copy to thread {self.target!r}")
-
-
-def _line_of(mark: bytes) -> dict[str, object]:
-    line: dict[str, object] = json.loads(mark)
-    return line
 
 
 def _not_in(found: Survey, there: Survey) -> list[Head]:
