@@ -166,8 +166,7 @@ class Layout:
         return f"{self.namespaces(thread_id)}{encode_or_hash(namespace, NAMESPACE_BYTES_MAX)}/"
 
     def folder(self, thread_id: str, namespace: str, checkpoint_id: str) -> str:
-        name = f"{order_of(checkpoint_id)}.{encode(checkpoint_id)}"
-        return f"{self.namespace(thread_id, namespace)}{name}/"
+        return self.folder_in(self.thread(thread_id), namespace, checkpoint_id)
 
     def folder_in(self, thread_folder: str, namespace: str, checkpoint_id: str) -> str:
         part = encode_or_hash(namespace, NAMESPACE_BYTES_MAX)
@@ -179,7 +178,7 @@ class Layout:
         return checkpoint_in(self.folder(thread_id, namespace, checkpoint_id))
 
     def value(self, thread_id: str, name: str) -> str:
-        return f"{self.thread(thread_id)}_values/{name}.bin"
+        return value_in(self.thread(thread_id), name)
 
     def name(self, thread_id: str) -> str | None:
         """The key that keeps the thread's id readable, or None where the folder's own name does."""
@@ -196,7 +195,7 @@ class Layout:
         return f"{thread_folder}_deleted"
 
     def run(self, thread_id: str, run: str) -> str:
-        return f"{self.thread(thread_id)}_runs/{run}"
+        return runs_in(self.thread(thread_id)) + run
 
     def marker(self, thread_id: str, run: str) -> str:
         return self.markers(run) + encode_or_hash(thread_id, THREAD_BYTES_MAX)

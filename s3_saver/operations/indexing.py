@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from manifests.keys import Layout, past, segment_in
 from manifests.segments import Row, encode_segment
 from s3_saver.bucket import Put, every
-from s3_saver.operations.listing import Head, newest_first
-from s3_saver.operations.load import checked_header, read_head
-from s3_saver.operations.survey import Describe
+from s3_saver.operations.listing import newest_first
+from s3_saver.operations.survey import Describe, read_row
 from s3_saver.refs import Ref
 
 EVERY = 64
@@ -35,15 +34,8 @@ async def _others(layout: Layout, ref: Ref, rows: Sequence[Row], describe: Descr
     assert ref.checkpoint_id is not None
     folder = layout.folder(ref.thread_id, ref.namespace, ref.checkpoint_id)
     namespace = layout.namespace(ref.thread_id, ref.namespace)
-    listed = await newest_first(layout, namespace, count=EVERY, after=past(folder), ordered=ordered)
+    listed = await newest_first(layout, namespace, count=EVERY - 1, after=past(folder), ordered=ordered)
     at_hand = {row.checkpoint_id for row in rows}
     heads = [head for head in listed.heads if layout.parse(head.checkpoint.key).checkpoint_id not in at_hand]
-    found = await every(_row(layout, head, describe) for head in heads)
+    found = await every(read_row(layout, head.checkpoint, describe) for head in heads)
     return [row for row in found if row is not None]
-
-
-async def _row(layout: Layout, head: Head, describe: Describe) -> Row | None:
-    body = await read_head(head.checkpoint.key)
-    if body is None:
-        return None
-    return describe(checked_header(layout, body.data, key=head.checkpoint.key), head.checkpoint, body)

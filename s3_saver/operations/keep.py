@@ -114,16 +114,24 @@ async def needed_by(namespace: Namespace, checkpoint_id: str, writes: Writes) ->
     unseeded = [name for name in wanted if name not in seeded]
     written = await writes.of(ancestors if unseeded else [])
     for name in wanted:
-        ends = [number for number, item in enumerate(ancestors) if name in item.row.channels][:1] or [
-            number for number, item in enumerate(ancestors) if name in written.get(item.row.checkpoint_id, ())
-        ]
-        for item in ancestors[: ends[-1] + 1 if ends else 0]:
+        for item in ancestors[: _through(name, ancestors, written)]:
             kept.setdefault(item.row.checkpoint_id, f"delta channel {name!r}")
     if head.v is not None and head.v < SENDS_IN_VALUES and ancestors:
         parent = ancestors[0].row.checkpoint_id
         if _SENDS in (await writes.of(ancestors[:1]))[parent]:
             kept.setdefault(parent, f"sends of format {head.v}")
     return kept
+
+
+def _through(name: str, ancestors: Sequence[Linked], written: Mapping[str, set[str]]) -> int:
+    """How many of the ancestors a delta channel needs: through its nearest value, else through its farthest write."""
+    nearest = next((number for number, item in enumerate(ancestors, 1) if name in item.row.channels), None)
+    if nearest is not None:
+        return nearest
+    return max(
+        (number for number, item in enumerate(ancestors, 1) if name in written.get(item.row.checkpoint_id, ())),
+        default=0,
+    )
 
 
 async def _consumed(path: Sequence[Linked], suspects: set[str], writes: Writes) -> set[str]:

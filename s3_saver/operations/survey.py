@@ -113,12 +113,17 @@ async def read_index(layout: Layout, surveyed: Survey, describe: Describe) -> In
     missing = dict(listed)
     here = {key: body.data for key, body in zip(keys, bodies, strict=True) if body is not None}
     await Work(lambda: _decode(found, here, listed, missing), sum(map(len, here.values())))
-    heads = await every(read_head(item.key) for item in missing.values())
-    for item, head in zip(missing.values(), heads, strict=True):
-        if head is None:
+    for row in await every(read_row(layout, item, describe) for item in missing.values()):
+        if row is None:
             return None
-        found.read.append(describe(checked_header(layout, head.data, key=item.key), item, head))
+        found.read.append(row)
     return found
+
+
+async def read_row(layout: Layout, listed: Listed, describe: Describe) -> Row | None:
+    """A listed checkpoint's row, from its header; None where it was removed. One round, two for a long header."""
+    head = await read_head(listed.key)
+    return None if head is None else describe(checked_header(layout, head.data, key=listed.key), listed, head)
 
 
 def _decode(found: Index, segments: dict[str, bytes], listed: dict[str, Listed], missing: dict[str, Listed]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from manifests.keys import Layout, decode
@@ -40,20 +40,18 @@ class _Count:
     bytes: int = 0
     newest: tuple[str, int] | None = None
     # Each namespace's part of the key, with a checkpoint of it, from which a hashed name can be read.
-    namespaces: dict[str, str] | None = None
+    namespaces: dict[str, str] = field(default_factory=dict)
 
     def add(self, page: Page) -> None:
-        namespaces = self.namespaces if self.namespaces is not None else {}
         for listed in page.keys:
             self.bytes += listed.size
             if self.layout.kind(listed.key) != "checkpoint":
                 continue
             parsed = self.layout.parse(listed.key)
             self.checkpoints += 1
-            namespaces.setdefault(parsed.namespace, listed.key)
+            self.namespaces.setdefault(parsed.namespace, listed.key)
             if self.newest is None or parsed.checkpoint_id > self.newest[0]:
                 self.newest = parsed.checkpoint_id, listed.modified_ms
-        self.namespaces = namespaces
 
 
 async def summary(layout: Layout, thread_folder: str) -> ThreadSummary | None:
@@ -67,7 +65,7 @@ async def summary(layout: Layout, thread_folder: str) -> ThreadSummary | None:
     if count.newest is None:
         return None
     thread_id = await thread_name(layout, thread_folder)
-    names = await every(_namespace(layout, part, key) for part, key in (count.namespaces or {}).items())
+    names = await every(_namespace(layout, part, key) for part, key in count.namespaces.items())
     if thread_id is None:
         return None
     newest_id, stored_ms = count.newest
