@@ -9,16 +9,14 @@ from manifests.checkpoints import (
     Entry,
     Header,
     Typed,
-    check_digest,
     decode_checkpoint,
     decode_header,
-    decode_value,
     encode_checkpoint,
-    encode_value,
 )
 from manifests.errors import ArchiveError, CorruptObjectError, UnsupportedFormatError
 from manifests.keys import Layout, ObjectKey
 from manifests.structure import to_json
+from manifests.values import base_of, check_digest, decode_value, encode_value, resolver, value_of
 from manifests.writes import WriteRow, decode_writes, encode_writes, merge_writes
 
 __all__ = [
@@ -32,6 +30,7 @@ __all__ = [
     "Typed",
     "UnsupportedFormatError",
     "WriteRow",
+    "base_of",
     "check_digest",
     "decode_checkpoint",
     "decode_header",
@@ -41,5 +40,7 @@ __all__ = [
     "encode_value",
     "encode_writes",
     "merge_writes",
+    "resolver",
     "to_json",
+    "value_of",
 ]

@@ -1,9 +1,9 @@
-"""The checkpoint object and the value object: bytes to records and back.
+"""The checkpoint object: bytes to records and back.
 
 A checkpoint object is `S3CP`, a format byte, the length of the header frame (4 bytes, big-endian), a zstd frame with
 the header and a zstd frame with the payload. The header says all but the bytes of the values, so a ranged GET of the
-first kilobytes reads it alone. The payload is the inline values, one after another.
-A value object is `S3CV`, a format byte and one zstd frame. The law is FORMAT.md.
+first kilobytes reads it alone. The payload is inline values, and patches against value objects, one after another.
+The law is FORMAT.md.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import ormsgpack
-import zstandard
 
-from manifests.errors import CorruptObjectError, UnsupportedFormatError
+from manifests.errors import CorruptObjectError
+from manifests.frames import FORMAT, RESTORE, check_format, compress, decompress
 
 CHECKPOINT_MAGIC = b"S3CP"
-VALUE_MAGIC = b"S3CV"
-FORMAT = 1
 # A header of an ordinary checkpoint is 1 to 4 kB; one this long is read by a second request.
 HEADER_GUESS_BYTES = 32_768
 
+# A value object, and the one that it is a patch against.
+_VALUES_MAX = 2
+
 _HEAD = struct.Struct(">4sBI")
-_LEVEL = 3
-_CHUNK_BYTES = 2**20
 
 
 class Typed(NamedTuple):
@@ -44,13 +43,19 @@ class Typed(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Where a channel's value is: inline at `offset` in the payload, or whole in the value object `value`."""
+    """Where a channel's value is; `length` and `sha256` are those of its serialized bytes.
+
+    Without `values` it is `size` bytes at `offset` in the payload. With them and no `offset` it is what the value
+    object `values[0]` holds; with both it is a patch of `size` bytes at `offset` against that. Where `values[0]` is
+    itself a patch, `values[1]` is its base: all that a reader must fetch is named here.
+    """
 
     type: str
     length: int
     sha256: bytes
     offset: int | None
-    value: str | None
+    size: int
+    values: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ class Header:
     @property
     def values(self) -> tuple[str, ...]:
         """The names of the value objects that the checkpoint needs, each once."""
-        return tuple(dict.fromkeys(entry.value for entry in self.channels.values() if entry.value))
+        return tuple(dict.fromkeys(name for entry in self.channels.values() for name in entry.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +108,9 @@ class Checkpoint:
     sha256: bytes | None = None
 
     def inline(self, entry: Entry) -> bytes:
+        """What the payload holds for the entry: the value, or a patch."""
         assert entry.offset is not None
-        return self.payload[entry.offset : entry.offset + entry.length]
+        return self.payload[entry.offset : entry.offset + entry.size]
 
 
 STRUCTURE = ("v", "ts", "channel_versions", "versions_seen", "updated_channels")
@@ -116,8 +122,8 @@ def encode_checkpoint(header: Header, payload: bytes) -> bytes:
         packed = ormsgpack.packb(_fields_of(header))
     except ormsgpack.MsgpackEncodeError as error:
         raise TypeError(f"the checkpoint's structure cannot be stored: {error}") from error
-    compressed = _compress(packed)
-    return _HEAD.pack(CHECKPOINT_MAGIC, FORMAT, len(compressed)) + compressed + _compress(payload)
+    compressed = compress(packed)
+    return _HEAD.pack(CHECKPOINT_MAGIC, FORMAT, len(compressed)) + compressed + compress(payload)
 
 
 def decode_checkpoint(data: bytes, *, key: str) -> Checkpoint:
@@ -127,62 +133,32 @@ def decode_checkpoint(data: bytes, *, key: str) -> Checkpoint:
     """
     length = header_length(data, key=key)
     if len(data) < length:
-        raise CorruptObjectError(f"reading {key}: {len(data)} bytes, but the header alone has {length}; {_RESTORE}")
+        raise CorruptObjectError(f"reading {key}: {len(data)} bytes, but the header alone has {length}; {RESTORE}")
     header = decode_header(data, key=key)
-    payload = _decompress(data[length:], key=key)
+    payload = decompress(data[length:], key=key)
     for name, entry in header.channels.items():
-        if entry.offset is not None and entry.offset + entry.length > len(payload):
-            raise CorruptObjectError(f"reading {key}: channel {name!r} ends beyond the payload; {_RESTORE}")
+        if entry.offset is not None and entry.offset + entry.size > len(payload):
+            raise CorruptObjectError(f"reading {key}: channel {name!r} ends beyond the payload; {RESTORE}")
     return Checkpoint(header, payload, hashlib.sha256(data).digest())
 
 
 def header_length(data: bytes, *, key: str) -> int:
     """How many bytes of the object hold the header; the object's first nine bytes suffice to tell."""
     if len(data) < _HEAD.size:
-        raise CorruptObjectError(f"reading {key}: {len(data)} bytes are no checkpoint object; {_RESTORE}")
+        raise CorruptObjectError(f"reading {key}: {len(data)} bytes are no checkpoint object; {RESTORE}")
     magic, version, length = _HEAD.unpack_from(data)
-    _check_format(magic, version, CHECKPOINT_MAGIC, "checkpoint", key)
+    check_format(magic, version, CHECKPOINT_MAGIC, "checkpoint", key)
     return _HEAD.size + int(length)
 
 
 def decode_header(data: bytes, *, key: str) -> Header:
     """Decode the header of an object whose first `header_length` bytes are in `data`."""
-    packed = _decompress(data[_HEAD.size : header_length(data, key=key)], key=key)
+    packed = decompress(data[_HEAD.size : header_length(data, key=key)], key=key)
     try:
         fields = ormsgpack.unpackb(packed)
         return _header_from(fields)
     except (ormsgpack.MsgpackDecodeError, KeyError, TypeError, ValueError) as error:
-        raise CorruptObjectError(f"reading {key}: the header cannot be decoded ({error!r}); {_RESTORE}") from error
-
-
-def encode_value(data: bytes) -> bytes:
-    """The bytes of a value object that holds `data`, a channel's serialized value."""
-    return VALUE_MAGIC + bytes([FORMAT]) + _compress(data)
-
-
-def decode_value(data: bytes, *, key: str) -> bytes:
-    """The serialized value in a value object. `key` is for messages.
-
-    Raises `UnsupportedFormatError` and `CorruptObjectError`.
-    """
-    if len(data) < 5:
-        raise CorruptObjectError(f"reading {key}: {len(data)} bytes are no value object; {_RESTORE}")
-    _check_format(data[:4], data[4], VALUE_MAGIC, "value", key)
-    return _decompress(data[5:], key=key)
-
-
-def check_digest(data: bytes, entry: Entry, *, channel: str, key: str) -> bytes:
-    """`data`, the raw bytes of `channel`, when they have the digest that the header says."""
-    found = hashlib.sha256(data).digest()
-    if found != entry.sha256:
-        raise CorruptObjectError(
-            f"reading {key}: the SHA-256 of channel {channel!r} is {found.hex()}, the header says "
-            f"{entry.sha256.hex()}; {_RESTORE}"
-        )
-    return data
-
-
-_RESTORE = "restore the object or delete the checkpoint"
+        raise CorruptObjectError(f"reading {key}: the header cannot be decoded ({error!r}); {RESTORE}") from error
 
 
 def _fields_of(header: Header) -> dict[str, Any]:
@@ -196,7 +172,7 @@ def _fields_of(header: Header) -> dict[str, Any]:
         "extra": {name: list(typed) for name, typed in header.extra.items()},
         "metadata": list(header.metadata),
         "metadata_thread_id": header.metadata_thread_id,
-        "channels": {name: list(entry) for name, entry in header.channels.items()},
+        "channels": {name: [*entry[:-1], list(entry.values)] for name, entry in header.channels.items()},
         "snapshots": list(header.snapshots),
         "counted": list(header.counted),
         "unstored": list(header.unstored),
@@ -257,13 +233,23 @@ def _typed_from(fields: Any) -> Typed:
 
 
 def _entry_from(fields: Any) -> Entry:
-    entry = Entry(*fields)
+    *places, values = fields
+    _check_type("values", values, (list,))
+    entry = Entry._make([*places, tuple(values)])
     _check_type("type", entry.type, (str,))
     _check_type("length", entry.length, (int,))
     _check_type("sha256", entry.sha256, (bytes,))
     _check_type("offset", entry.offset, (int, NoneType))
-    _check_type("value", entry.value, (str, NoneType))
-    if (entry.offset is None) == (entry.value is None) or entry.length < 0 or (entry.offset or 0) < 0:
+    _check_type("size", entry.size, (int,))
+    for name in entry.values:
+        _check_type("values", name, (str,))
+    if entry.length < 0 or entry.size < 0 or (entry.offset or 0) < 0 or len(entry.values) > _VALUES_MAX:
+        raise ValueError(f"{entry} is no place")
+    if entry.values:
+        placed = (entry.offset is None) == (entry.size == 0)
+    else:
+        placed = entry.offset is not None and entry.size == entry.length
+    if not placed:
         raise ValueError(f"{entry} is in no one place")
     return entry
 
@@ -271,29 +257,3 @@ def _entry_from(fields: Any) -> Entry:
 def _check_type(name: str, value: object, types: tuple[type, ...]) -> None:
     if type(value) not in types:
         raise TypeError(f"{name} is of type {type(value).__name__}")
-
-
-def _check_format(magic: bytes, version: int, expected: bytes, kind: str, key: str) -> None:
-    if magic != expected:
-        raise CorruptObjectError(f"reading {key}: it starts with {magic!r}, a {kind} object with {expected!r}")
-    if version != FORMAT:
-        raise UnsupportedFormatError(
-            f"reading {key}: {kind} format {version}, this release reads format {FORMAT}; upgrade the package"
-        )
-
-
-def _compress(data: bytes) -> bytes:
-    # One compressor a call: they are not safe to share between threads, and making one costs microseconds.
-    return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(data)
-
-
-def _decompress(data: bytes, *, key: str) -> bytes:
-    # As a stream, memory grows with what is there; a damaged frame may claim to hold terabytes.
-    stream = zstandard.ZstdDecompressor().decompressobj(write_size=_CHUNK_BYTES)
-    try:
-        raw: bytes = stream.decompress(data)
-    except zstandard.ZstdError as error:
-        raise CorruptObjectError(f"reading {key}: {error}; {_RESTORE}") from error
-    if not stream.eof or stream.unused_data:
-        raise CorruptObjectError(f"reading {key}: a zstd frame is cut off, or something follows it; {_RESTORE}")
-    return raw

@@ -278,6 +278,15 @@ def _parts_of(key: ObjectKey) -> tuple[str, ...]:
     return (key.thread,)
 
 
+def thread_folder_of(key: str) -> str:
+    """The folder of the thread that a checkpoint's key, or its folder, lies in."""
+    # The last one: a prefix may hold anything, encoded names hold no `=`.
+    folder, found, _ = key.rpartition("/checkpoint_ns=")
+    if not found:
+        raise ValueError(f"{key!r} is no checkpoint's")
+    return folder + "/"
+
+
 def copying_in(thread_folder: str) -> str:
     return f"{thread_folder}_copying"
 

@@ -9,8 +9,10 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from manifests import checkpoints as format
 from manifests.checkpoints import Header, Typed
+from manifests.values import resolver, value_of
+from s3_saver.cache import Cache
 from s3_saver.operations.load import Loaded
-from s3_saver.reading import raw_value
+from s3_saver.reading import resolver_of
 from s3_saver.records import Composed, dump
 
 _PLAIN = JsonPlusSerializer()
@@ -25,13 +27,17 @@ def unlike(ours: Composed, theirs: Header) -> list[str]:
     ]
 
 
-def same_content(serde: SerializerProtocol, ours: Composed, theirs: Loaded, fetched: Mapping[str, bytes]) -> bool:
+def same_content(
+    serde: SerializerProtocol, ours: Composed, theirs: Loaded, fetched: Mapping[str, bytes], cache: Cache
+) -> bool:
     """Whether both say the same, wherever their values are. `fetched` holds value objects that ours refers to.
 
     Encryption, and the order of a set, give the same content other bytes: then decoded values are compared.
     """
     mine, stored = ours.checkpoint, format.decode_checkpoint(theirs.body, key=theirs.key)
-    ours_loaded = Loaded(theirs.ref, theirs.key, mine.header, ours.body, {**fetched, **ours.values}, {})
+    # Our own values may never have been stored under their names, so they are not remembered.
+    my_values = resolver({**fetched, **ours.values}, key=theirs.key)
+    their_values = resolver_of(theirs, cache)
     return (
         mine.header.parent_id == stored.header.parent_id
         and mine.header.structure == stored.header.structure
@@ -43,8 +49,8 @@ def same_content(serde: SerializerProtocol, ours: Composed, theirs: Loaded, fetc
         and all(
             _same(
                 serde,
-                Typed(mine.header.channels[name].type, raw_value(ours_loaded, mine, name)),
-                Typed(stored.header.channels[name].type, raw_value(theirs, stored, name)),
+                Typed(mine.header.channels[name].type, value_of(mine, name, my_values, key=theirs.key)),
+                Typed(stored.header.channels[name].type, value_of(stored, name, their_values, key=theirs.key)),
             )
             for name in unlike(ours, stored.header)
         )

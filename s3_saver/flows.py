@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -47,7 +46,7 @@ from s3_saver.operations.survey import Describe, Index, tend
 from s3_saver.operations.threads import ThreadSummary, summary
 from s3_saver.refs import Ref
 from s3_saver.settings import GRACE, Settings
-from s3_saver.shared import Shared
+from s3_saver.shared import Shared, uniques
 
 logger = logging.getLogger(__name__)
 
@@ -101,9 +100,9 @@ class Flows(BaseCheckpointSaver[str]):
         for item in loaded:
             if item.writes:
                 self._shared.cache.saw(clock_of(max(item.writes)))
-        first = self.get_next_version(None)
+        first, cache = self.get_next_version(None), self._shared.cache
         size = sum(item.size + _DECODE_BYTES for item in loaded)
-        return await Work(lambda: [reading.tuple_of(serde, item, first) for item in loaded], size)
+        return await Work(lambda: [reading.tuple_of(serde, item, first, cache) for item in loaded], size)
 
     def _listing(
         self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None
@@ -127,11 +126,11 @@ class Flows(BaseCheckpointSaver[str]):
     ) -> Mapping[str, DeltaChannelHistory]:
         if not channels:
             return {}
-        serde, names = self.serde, list(dict.fromkeys(channels))
+        serde, names, cache = self.serde, list(dict.fromkeys(channels)), self._shared.cache
         ref = ref_of(config)
         ancestors = await delta_history(self._shared.layout, ref, names, ordered=self._shared.ordered)
         size = sum(ancestor.loaded.size + _DECODE_BYTES for ancestor in ancestors)
-        return await Work(lambda: reading.histories_of(serde, ancestors, names), size)
+        return await Work(lambda: reading.histories_of(serde, ancestors, names, cache), size)
 
     # Writing
 
@@ -177,7 +176,7 @@ class Flows(BaseCheckpointSaver[str]):
 
     async def _copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         source, target = thread_id_of(source_thread_id), thread_id_of(target_thread_id)
-        await copy_thread(self._shared.layout, source, target, self._describer, grace_ms=_GRACE_MS, uniques=_uniques())
+        await copy_thread(self._shared.layout, source, target, self._describer, grace_ms=_GRACE_MS, uniques=uniques())
 
     async def _delete_for_runs(self, run_ids: Sequence[str]) -> None:
         wanted = frozenset(text_of("each of run_ids", run_id) for run_id in texts_of("run_ids", run_ids))
@@ -193,7 +192,7 @@ class Flows(BaseCheckpointSaver[str]):
                     reading.describer(serde),
                     reading.run_of(serde),
                     grace_ms=_GRACE_MS,
-                    uniques=_uniques(),
+                    uniques=uniques(),
                 )
             except Refused as refusal:
                 # The other threads are done all the same.
@@ -239,7 +238,7 @@ class Flows(BaseCheckpointSaver[str]):
                 self._describer,
                 grace_ms=_GRACE_MS,
                 exclusive=exclusive,
-                uniques=_uniques(),
+                uniques=uniques(),
             )
         except Refused as why:
             return _busy(thread_id, why)
@@ -273,7 +272,7 @@ class Flows(BaseCheckpointSaver[str]):
     async def _tend(self, found: Index) -> None:
         """Index what a reader had to read from headers. Reading is what was asked, so a failure is only noted."""
         try:
-            await tend(found, uuid.uuid4().hex)
+            await tend(found, next(uniques()))
         except (S3SaverError, ArchiveError) as error:
             logger.info("the manifest below %s was not extended: %s", found.survey.folder, error)
 
@@ -286,9 +285,3 @@ class Flows(BaseCheckpointSaver[str]):
 
 def _busy(thread_id: str, why: Refused) -> ThreadBusyError:
     return ThreadBusyError(f"pruning thread {thread_id!r}: {why}")
-
-
-def _uniques() -> Iterator[str]:
-    """Names for objects that are never written twice."""
-    while True:
-        yield uuid.uuid4().hex

@@ -18,10 +18,13 @@ from langgraph.checkpoint.serde.types import TASKS
 
 from manifests import checkpoints as format
 from manifests.checkpoints import Header, Typed
+from manifests.keys import thread_folder_of, value_in
 from manifests.segments import Row, row_of
 from manifests.structure import to_json
+from manifests.values import Resolve, resolver, value_of
 from manifests.writes import WriteRow, decode_writes, merge_writes
 from s3_saver.bucket import Body, Listed
+from s3_saver.cache import Cache
 from s3_saver.configs import config_of
 from s3_saver.operations.delta_history import Ancestor
 from s3_saver.operations.load import Loaded
@@ -66,13 +69,13 @@ def run_of(serde: SerializerProtocol) -> Callable[[Row], str | None]:
     return run
 
 
-def tuple_of(serde: SerializerProtocol, loaded: Loaded, first_version: str) -> CheckpointTuple:
+def tuple_of(serde: SerializerProtocol, loaded: Loaded, first_version: str, cache: Cache) -> CheckpointTuple:
     """The checkpoint as LangGraph knows it, made of fresh objects."""
     decoded = format.decode_checkpoint(loaded.body, key=loaded.key)
-    header = decoded.header
+    header, resolve = decoded.header, resolver_of(loaded, cache)
     checkpoint: dict[str, Any] = {**header.structure, "id": header.checkpoint_id}
     checkpoint["channel_values"] = {
-        name: serde.loads_typed((entry.type, raw_value(loaded, decoded, name)))
+        name: serde.loads_typed((entry.type, value_of(decoded, name, resolve, key=loaded.key)))
         for name, entry in header.channels.items()
     }
     checkpoint |= {name: serde.loads_typed(typed) for name, typed in header.extra.items()}
@@ -91,13 +94,20 @@ def tuple_of(serde: SerializerProtocol, loaded: Loaded, first_version: str) -> C
     )
 
 
-def raw_value(loaded: Loaded, decoded: format.Checkpoint, channel: str) -> bytes:
-    """A channel's serialized bytes, when their digest is right."""
-    entry = decoded.header.channels[channel]
-    if entry.value is None:
-        return format.check_digest(decoded.inline(entry), entry, channel=channel, key=loaded.key)
-    data = format.decode_value(loaded.values[entry.value], key=f"value {entry.value} of {loaded.key}")
-    return format.check_digest(data, entry, channel=channel, key=f"value {entry.value} of {loaded.key}")
+def resolver_of(loaded: Loaded, cache: Cache) -> Resolve:
+    """Resolves a loaded checkpoint's large values, each value object once while it is remembered."""
+    objects = resolver(loaded.values, key=loaded.key)
+    folder = thread_folder_of(loaded.key)
+
+    def resolve(names: Sequence[str]) -> bytes:
+        key = value_in(folder, names[0])
+        raw = cache.value(key)
+        if raw is None:
+            raw = objects(names)
+            cache.keep_value(key, raw)
+        return raw
+
+    return resolve
 
 
 def standing_writes(ref: Ref, batches: Mapping[str, bytes]) -> list[WriteRow]:
@@ -121,7 +131,7 @@ def _add_sends(serde: SerializerProtocol, checkpoint: dict[str, Any], loaded: Lo
 
 
 def histories_of(
-    serde: SerializerProtocol, ancestors: Sequence[Ancestor], channels: Sequence[str]
+    serde: SerializerProtocol, ancestors: Sequence[Ancestor], channels: Sequence[str], cache: Cache
 ) -> dict[str, DeltaChannelHistory]:
     """For each channel its writes on the ancestors, oldest first, back to its nearest stored value, and that value."""
     histories: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
@@ -134,10 +144,10 @@ def histories_of(
                 value = serde.loads_typed((row.type, row.value))
                 nearest_first[row.channel].append((row.task_id, row.channel, value))
         if ancestor.seeds:
-            decoded = format.decode_checkpoint(loaded.body, key=loaded.key)
+            decoded, resolve = format.decode_checkpoint(loaded.body, key=loaded.key), resolver_of(loaded, cache)
             for channel in ancestor.seeds:
-                entry = decoded.header.channels[channel]
-                histories[channel]["seed"] = serde.loads_typed((entry.type, raw_value(loaded, decoded, channel)))
+                raw = value_of(decoded, channel, resolve, key=loaded.key)
+                histories[channel]["seed"] = serde.loads_typed((decoded.header.channels[channel].type, raw))
         remaining -= ancestor.seeds
     for channel, writes in nearest_first.items():
         histories[channel]["writes"] = writes[::-1]

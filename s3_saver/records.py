@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from manifests import checkpoints as format
 from manifests.checkpoints import STRUCTURE, Entry, Header, Typed
 from manifests.writes import WriteRow
 from s3_saver.configs import checkpoint_id_of, ref_of, text_of
+from s3_saver.placing import Base, Placed, place
 from s3_saver.refs import Ref
 from s3_saver.settings import MetadataFilter
 
@@ -55,15 +56,18 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A checkpoint object ready to be put: its record, its bytes, and the value objects that go before it, by name.
+    """A checkpoint object ready to be put: its record and bytes, and value objects by name.
 
-    `refers` says whether it refers to value objects of its parent.
+    `values` go before it. `beside` may go up with it: it does not refer to them, but the next one may. `bases` are what
+    the next one builds on, by channel, where that is new. `refers` lists the parent's value objects that it needs.
     """
 
     checkpoint: format.Checkpoint
     body: bytes
     values: Mapping[str, bytes]
-    refers: bool
+    beside: Mapping[str, bytes]
+    bases: Mapping[str, Base]
+    refers: frozenset[str]
 
 
 def dump(serde: SerializerProtocol, value: Any) -> Typed:
@@ -172,36 +176,57 @@ def inherited(
     return parent.header.channels.get(name)
 
 
-def compose(draft: Draft, parent: format.Checkpoint | None, *, inline_limit: int, names: Iterable[str]) -> Composed:
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The checkpoint that a new one builds on, and for its channels the stored values to build on, nearest first."""
+
+    checkpoint: format.Checkpoint
+    bases: Mapping[str, Sequence[Base]]
+
+
+def compose(draft: Draft, parent: Parent | None, *, inline_limit: int, names: Iterator[str]) -> Composed:
     """Lay out the checkpoint object. `names` yields unique names for new value objects."""
-    unique = iter(names)
+    above = None if parent is None else parent.checkpoint
     payload = bytearray()
     channels: dict[str, Entry] = {}
-    values: dict[str, bytes] = {}
-    refers = False
+    placed: dict[str, Placed] = {}
     versions: Mapping[str, Any] = draft.structure.get("channel_versions") or {}
     for name in dict.fromkeys((*versions, *draft.values)):
-        entry = inherited(parent, name, versions, draft.changed)
-        if entry is not None and entry.value is not None:
-            channels[name], refers = entry, True
-            continue
-        typed = draft.values.get(name)
-        if entry is not None and parent is not None:
-            typed = Typed(entry.type, parent.inline(entry))
-        if typed is None:
-            continue
-        digest = hashlib.sha256(typed.data).digest()
-        if len(typed.data) <= inline_limit:
-            channels[name] = Entry(typed.type, len(typed.data), digest, len(payload), None)
-            payload += typed.data
+        bases = parent.bases.get(name, ()) if parent is not None else ()
+        entry = inherited(above, name, versions, draft.changed)
+        if entry is not None and above is not None:
+            found = _kept(above, entry, bases)
+        elif name in draft.values:
+            found = place(draft.values[name], bases, inline_limit=inline_limit, names=names)
         else:
-            value = next(unique)
-            values[value] = format.encode_value(typed.data)
-            channels[name] = Entry(typed.type, len(typed.data), digest, None, value)
-    header = _header(draft, parent, channels)
+            continue
+        placed[name] = found
+        inside = found.entry.offset is not None
+        channels[name] = found.entry._replace(offset=len(payload)) if inside else found.entry
+        payload += found.inline
+    header = _header(draft, above, channels)
     body = format.encode_checkpoint(header, bytes(payload))
-    record = format.Checkpoint(header, bytes(payload), hashlib.sha256(body).digest())
-    return Composed(record, body, values, refers)
+    values = {name: value for found in placed.values() for name, value in found.before}
+    return Composed(
+        checkpoint=format.Checkpoint(header, bytes(payload), hashlib.sha256(body).digest()),
+        body=body,
+        values=values,
+        beside={name: value for found in placed.values() for name, value in found.beside},
+        bases={channel: found.base for channel, found in placed.items() if found.base is not None},
+        refers=frozenset(header.values) - values.keys(),
+    )
+
+
+def _kept(parent: format.Checkpoint, entry: Entry, bases: Sequence[Base]) -> Placed:
+    """A channel that did not change: what the parent's payload holds for it, or a reference."""
+    if entry.offset is None:
+        return Placed(entry)
+    inline = parent.inline(entry)
+    # The very value went up beside the parent: from now on it need not be in payloads any more.
+    for base in bases[:1] if entry.values else ():
+        if base.sha256 == entry.sha256:
+            return Placed(entry._replace(offset=None, size=0, values=base.names))
+    return Placed(entry, inline)
 
 
 def _header(draft: Draft, parent: format.Checkpoint | None, channels: Mapping[str, Entry]) -> Header:

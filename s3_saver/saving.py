@@ -7,9 +7,9 @@ is in memory that takes no request; else it is read once.
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -17,16 +17,19 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from manifests import checkpoints as format
 from manifests.checkpoints import Typed
 from manifests.keys import run_part
+from manifests.values import decode_value, resolver, value_of
 from s3_saver import comparing, reading, records
 from s3_saver.bucket import Body, Deadline, Get, Instant, Late, Listed, Now, Put, Stored, Work
+from s3_saver.cache import Beside
 from s3_saver.errors import ArchiveError, CheckpointConflictError, S3SaverError, StoreUnavailableError
 from s3_saver.operations.indexing import EVERY, write_index
 from s3_saver.operations.load import Loaded, assemble, checked_header, fetch
 from s3_saver.operations.put import get_parent, put, run_line
+from s3_saver.placing import Base, patchable
 from s3_saver.records import Composed, Draft
 from s3_saver.refs import Ref
 from s3_saver.settings import GRACE
-from s3_saver.shared import Shared
+from s3_saver.shared import Shared, uniques
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +40,11 @@ _LOAD_AGE_MAX_SECONDS = GRACE.total_seconds() / 2
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A parent's object, and when the request began that showed it to be there."""
+    """A parent's object, when the request began that showed it to be there, and what went up beside it."""
 
     checkpoint: format.Checkpoint
     loaded_at: Instant
+    beside: Mapping[str, Beside] = field(default_factory=dict)
 
     def fresh(self, now: Instant) -> bool:
         """Whether a reference to its value objects is safe: they outlive their last reference by the grace."""
@@ -53,7 +57,9 @@ def remembered_parent(shared: Shared, child: Ref, parent_id: str | None) -> Pare
         return None
     key = shared.layout.checkpoint(child.thread_id, child.namespace, parent_id)
     found = shared.cache.get(key)
-    return None if found is None else Parent(format.decode_checkpoint(found.body, key=key), found.loaded_at)
+    if found is None:
+        return None
+    return Parent(format.decode_checkpoint(found.body, key=key), found.loaded_at, found.beside)
 
 
 async def save(
@@ -61,26 +67,30 @@ async def save(
 ) -> None:
     """Store the drafted checkpoint. `given` are the caller's live values, used only where nothing else is left.
 
-    One round where the parent is in memory, nothing is large and the thread and run are marked. One more for each of
-    these. Raises `CheckpointConflictError` where a checkpoint of this id has other content.
+    One round where the parent and its large values are in memory, and thread and run are marked. One more for the
+    parent, one for values to build on, one for what must be there before. Raises `CheckpointConflictError` where a
+    checkpoint of this id has other content.
     """
     key = shared.layout.checkpoint(draft.ref.thread_id, draft.ref.namespace, draft.ref.checkpoint_id or "")
     for _ in range(_ATTEMPTS_MAX):
         draft, parent = await _with_parent(shared, serde, draft, parent, given)
-        composed = await _compose(shared, draft, parent)
         began = await Now()
-        # Value objects that no checkpoint refers to are swept in the end: those of the parent, when that is removed,
-        # and our own, until the checkpoint is stored. A process may sleep for hours between two requests.
-        since = parent.loaded_at if parent and composed.refers else began
-        stored = await put(
+        beside = {name: item for name, item in parent.beside.items() if _young(item, began)} if parent else {}
+        composed = await _compose(shared, draft, parent, beside)
+        stored, besides_stored = await put(
             key,
             composed.body,
             before=_before(shared, draft, composed),
-            deadline=Deadline(since, _LOAD_AGE_MAX_SECONDS) if composed.refers or composed.values else None,
+            beside=[
+                Put(shared.layout.value(draft.ref.thread_id, name), data) for name, data in composed.beside.items()
+            ],
+            deadline=_deadline(composed, parent, beside, began),
         )
         if isinstance(stored, Stored):
             _mark(shared, draft)
-            shared.cache.remember(key, composed.body, began)
+            shared.cache.remember(
+                key, composed.body, began, _remembered(shared, draft, composed, began, besides_stored)
+            )
             await _index(shared, serde, draft, composed, key, stored)
             return
         if isinstance(stored, Late):
@@ -119,34 +129,110 @@ async def _salvage(
 ) -> Draft:
     versions = draft.structure.get("channel_versions") or {}
     entries = {name: records.inherited(parent, name, versions, draft.changed) for name in versions}
-    large = await fetch(shared.layout.value(draft.ref.thread_id, name) for name in parent.header.values)
+    names = parent.header.values
+    large = await fetch(shared.layout.value(draft.ref.thread_id, name) for name in names)
+    there = {name: found.data for name, found in zip(names, large.values(), strict=True) if found}
+    resolve = resolver(there, key=f"the parent {parent.header.checkpoint_id!r}")
     values = dict(draft.values)
     for name, entry in entries.items():
         if entry is None:
             continue
-        key = entry.value and shared.layout.value(draft.ref.thread_id, entry.value)
-        found = large.get(key) if key else None
-        if key is None:
-            values[name] = Typed(entry.type, parent.inline(entry))
-        elif found is not None:
-            values[name] = Typed(entry.type, format.decode_value(found.data, key=key))
+        if there.keys() >= set(entry.values):
+            raw = value_of(parent, name, resolve, key=f"the parent {parent.header.checkpoint_id!r}")
+            values[name] = Typed(entry.type, raw)
         elif name in given:
             values[name] = records.dump(serde, given[name])
     kept = frozenset(name for name, entry in entries.items() if entry is not None and name in parent.header.snapshots)
     return replace(draft, values=values, snapshots=draft.snapshots | kept)
 
 
-async def _compose(shared: Shared, draft: Draft, parent: Parent | None) -> Composed:
-    checkpoint = None if parent is None else parent.checkpoint
+def _young(beside: Beside, now: Instant) -> bool:
+    return beside.put_at.seconds_until(now) <= _LOAD_AGE_MAX_SECONDS
+
+
+def _deadline(
+    composed: Composed, parent: Parent | None, beside: Mapping[str, Beside], began: Instant
+) -> Deadline | None:
+    """When the checkpoint must be stored: value objects that no stored checkpoint refers to are swept in the end.
+
+    Those of the parent are, when that is removed; those that went up beside it, and our own, until the checkpoint is
+    stored. A process may sleep for hours between two requests.
+    """
+    since = [began] if composed.values else []
+    since += [item.put_at for item in beside.values() if item.names[0] in composed.refers]
+    since += [parent.loaded_at] if parent and composed.refers else []
+    if not since:
+        return None
+    return Deadline(max(since, key=lambda instant: instant.seconds_until(began)), _LOAD_AGE_MAX_SECONDS)
+
+
+async def _compose(shared: Shared, draft: Draft, parent: Parent | None, beside: Mapping[str, Beside]) -> Composed:
     limit = shared.settings.inline_limit
-    size = sum(len(typed.data) for typed in draft.values.values()) + (len(checkpoint.payload) if checkpoint else 0)
-    return await Work(lambda: records.compose(draft, checkpoint, inline_limit=limit, names=_names()), size)
+    size = sum(len(typed.data) for typed in draft.values.values())
+    above = None
+    if parent is not None:
+        size += len(parent.checkpoint.payload)
+        above = records.Parent(parent.checkpoint, await _bases(shared, draft, parent.checkpoint, beside))
+    return await Work(lambda: records.compose(draft, above, inline_limit=limit, names=uniques()), size)
 
 
-def _names() -> Iterator[str]:
-    """Names for value objects: never one twice, so no object is ever overwritten."""
-    while True:
-        yield uuid.uuid4().hex
+async def _bases(
+    shared: Shared, draft: Draft, parent: format.Checkpoint, beside: Mapping[str, Beside]
+) -> dict[str, list[Base]]:
+    """What the channels' values can build on, nearest first. No round, or one where it is not remembered."""
+    wanted: dict[str, tuple[str, ...]] = {}
+    for name, entry in parent.header.channels.items():
+        typed = draft.values.get(name)
+        large = typed is not None and len(typed.data) > shared.settings.inline_limit
+        if entry.values and (name in beside or (large and typed and patchable(typed) and typed.type == entry.type)):
+            wanted[name] = beside[name].names if name in beside else entry.values
+    key_of = partial(shared.layout.value, draft.ref.thread_id)
+    raws = {name: shared.cache.value(key_of(name)) for names in wanted.values() for name in names}
+    missing = [name for name, raw in raws.items() if raw is None]
+    objects = await fetch(key_of(name) for name in missing)
+    await Work(
+        lambda: _resolve(wanted, raws, objects, key_of), sum(len(found.data) for found in objects.values() if found)
+    )
+    for name in missing:
+        if (raw := raws[name]) is not None:
+            shared.cache.keep_value(key_of(name), raw)
+    found = {
+        channel: [Base(names[number:], raw) for number, name in enumerate(names) if (raw := raws[name]) is not None]
+        for channel, names in wanted.items()
+    }
+    # Without its key a value cannot be built on.
+    return {channel: bases for channel, bases in found.items() if bases and len(bases[-1].names) == 1}
+
+
+def _resolve(
+    wanted: Mapping[str, tuple[str, ...]],
+    raws: dict[str, bytes | None],
+    objects: Mapping[str, Body | None],
+    key_of: Callable[[str], str],
+) -> None:
+    """Fill in the values that were fetched; those that are gone stay None."""
+    for names in wanted.values():
+        base: tuple[str, bytes] | None = None
+        for name in reversed(names):
+            raw, found = raws[name], objects.get(key_of(name))
+            if raw is None and found is not None:
+                raw = raws[name] = decode_value(found.data, base, key=key_of(name))
+            if raw is None:
+                break
+            base = (name, raw)
+
+
+def _remembered(
+    shared: Shared, draft: Draft, composed: Composed, began: Instant, besides_stored: bool
+) -> dict[str, Beside]:
+    """Keep the values of new value objects. Those that went up beside the checkpoint, by channel."""
+    beside: dict[str, Beside] = {}
+    for channel, base in composed.bases.items():
+        if base.names[0] in composed.values or besides_stored:
+            shared.cache.keep_value(shared.layout.value(draft.ref.thread_id, base.names[0]), base.raw)
+        if base.names[0] in composed.beside and besides_stored:
+            beside[channel] = Beside(base.names, began)
+    return beside
 
 
 def _before(shared: Shared, draft: Draft, composed: Composed) -> list[Put]:
@@ -177,7 +263,7 @@ async def _index(
     if not header.depth or header.depth % EVERY:
         return
     try:
-        await write_index(shared.layout, draft.ref, rows, describe, uuid.uuid4().hex, ordered=shared.ordered)
+        await write_index(shared.layout, draft.ref, rows, describe, next(uniques()), ordered=shared.ordered)
     except (S3SaverError, ArchiveError) as error:
         # The checkpoint is stored, which is what was asked. A reader indexes what is missing.
         logger.warning("the manifest of thread %r was not extended: %s", draft.ref.thread_id, error)
@@ -204,17 +290,15 @@ async def _settled(
     header = checked_header(shared.layout, stored.data, key=key)
     theirs = whole or Loaded(draft.ref, key, header, stored.data, {}, {})
     unlike = comparing.unlike(composed, header)
-    wanted = [composed.checkpoint.header.channels[name].value for name in unlike]
-    ours = await fetch(
-        shared.layout.value(draft.ref.thread_id, name) for name in wanted if name and name not in composed.values
-    )
-    values = {
-        found_key.rpartition("/")[2].removesuffix(".bin"): found.data for found_key, found in ours.items() if found
-    }
+    channels = composed.checkpoint.header.channels
+    wanted = [name for channel in unlike for name in channels[channel].values if name not in composed.values]
+    wanted = list(dict.fromkeys(wanted))
+    ours = await fetch(shared.layout.value(draft.ref.thread_id, name) for name in wanted)
+    values = {name: found.data for name, found in zip(wanted, ours.values(), strict=True) if found}
     # Where large values went with a deleted thread, digests are all that is left to compare.
     readable = not unlike or (whole is not None and len(values) == len(ours))
     if readable and await Work(
-        lambda: comparing.same_content(serde, composed, theirs, values), _size(composed, theirs)
+        lambda: comparing.same_content(serde, composed, theirs, values, shared.cache), _size(composed, theirs)
     ):
         return True
     raise CheckpointConflictError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
+import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from manifests.keys import Layout, batch_name, writes_in
@@ -14,6 +16,12 @@ from s3_saver.commits import Rows
 from s3_saver.operations.put import put_writes
 from s3_saver.refs import Ref
 from s3_saver.settings import Settings
+
+
+def uniques() -> Iterator[str]:
+    """Names for objects: never one twice, so that nothing is overwritten."""
+    while True:
+        yield uuid.uuid4().hex
 
 
 @dataclass

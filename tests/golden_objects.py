@@ -13,7 +13,7 @@ from typing import Any
 import ormsgpack
 
 from manifests import Checkpoint, Entry, Header, Layout, Typed, WriteRow, encode_checkpoint, encode_value, encode_writes
-from manifests.keys import batch_name, copying_in, removal_in, run_part, segment_in, writes_in
+from manifests.keys import batch_name, copying_in, removal_in, removing_in, run_part, segment_in, writes_in
 from manifests.removals import Removal, encode_removals
 from manifests.segments import Row, encode_segment
 
@@ -31,8 +31,9 @@ def message(module: str, name: str, content: str) -> ormsgpack.Ext:
     return ormsgpack.Ext(5, ormsgpack.packb(inner))
 
 
-def entry(typed: Typed, *, offset: int | None = None, value: str | None = None) -> Entry:
-    return Entry(typed.type, len(typed.data), hashlib.sha256(typed.data).digest(), offset, value)
+def entry(typed: Typed, *, offset: int | None = None, size: int | None = None, values: tuple[str, ...] = ()) -> Entry:
+    held = size if size is not None else 0 if values else len(typed.data)
+    return Entry(typed.type, len(typed.data), hashlib.sha256(typed.data).digest(), offset, held, values)
 
 
 # Checkpoints
@@ -57,6 +58,14 @@ _MESSAGES = packed([message("human", "HumanMessage", "What is 7 × 6?"), message
 _DOCUMENT = packed("A long document. " * 6000)
 _SNAPSHOT = packed(ormsgpack.Ext(7, ormsgpack.packb(["delta"])))
 _VALUE = "0f8fad5bd9cb469fa16570867728950e"
+# The document grew twice: in a value object of its own, then in a checkpoint. That patch is written out here, since
+# another release of zstd may make another one.
+_GROWN = packed("A long document. " * 6000 + "It grew. ")
+_GROWN_VALUE = "7d793037a0764186b4f1a6d8d8b6c3f1"
+_LAST = packed("A long document. " * 6000 + "It grew. And again. 🎉")
+_LAST_PATCH = bytes.fromhex(
+    "28b52ffda48d8e01001d0100a0db00018e88416e6420616761696e2e20f09f8e890300818eba002e479a3910b3d202e8679f10"
+)
 
 FULL = Checkpoint(
     Header(
@@ -71,6 +80,8 @@ FULL = Checkpoint(
             "channel_versions": {
                 "messages": "00000000000000000000000000000008.0.25",
                 "document": 3,
+                "grown": 4,
+                "last": 5,
                 "nothing": 2.5,
                 "none": "1",
                 "secret": "1",
@@ -87,19 +98,32 @@ FULL = Checkpoint(
             "messages": entry(_MESSAGES, offset=0),
             "none": entry(Typed("null", b""), offset=len(_MESSAGES.data)),
             "secret": entry(Typed("msgpack+aes", b"\x00\xff" * 20), offset=len(_MESSAGES.data)),
-            "document": entry(_DOCUMENT, value=_VALUE),
+            "document": entry(_DOCUMENT, values=(_VALUE,)),
+            "grown": entry(_GROWN, values=(_GROWN_VALUE, _VALUE)),
             "list": entry(_SNAPSHOT, offset=len(_MESSAGES.data) + 40),
+            "last": entry(
+                _LAST,
+                offset=len(_MESSAGES.data) + 40 + len(_SNAPSHOT.data),
+                size=len(_LAST_PATCH),
+                values=(_GROWN_VALUE, _VALUE),
+            ),
         },
         snapshots=("list",),
         counted=("delta", "list"),
         unstored=("delta", "nothing"),
         advanced=("delta",),
     ),
-    _MESSAGES.data + b"\x00\xff" * 20 + _SNAPSHOT.data,
+    _MESSAGES.data + b"\x00\xff" * 20 + _SNAPSHOT.data + _LAST_PATCH,
 )
 
 CHECKPOINTS = {"smallest.checkpoint.msgpack": SMALLEST, "full.checkpoint.msgpack": FULL}
-VALUES = {"document.value.bin": _DOCUMENT.data, "empty.value.bin": b""}
+# Value objects: name to the value and, where it is a patch, the base
+VALUES: dict[str, tuple[bytes, tuple[str, bytes] | None]] = {
+    "document.value.bin": (_DOCUMENT.data, None),
+    "grown.value.bin": (_GROWN.data, (_VALUE, _DOCUMENT.data)),
+    "empty.value.bin": (b"", None),
+}
+VALUE_FILES = {_VALUE: "document.value.bin", _GROWN_VALUE: "grown.value.bin"}
 
 # Writes: name to namespace, checkpoint id and rows
 
@@ -178,6 +202,7 @@ KEYS: dict[str, Callable[[], str | None]] = {
     "segment": lambda: segment_in(_LAYOUT.thread("café/7"), f"{_VALUE}-1"),
     "removal": lambda: removal_in(_LAYOUT.thread("café/7"), _VALUE),
     "copying": lambda: copying_in(_LAYOUT.thread("café/7")),
+    "removing": lambda: removing_in(_LAYOUT.thread("café/7"), _VALUE),
     "run": lambda: _LAYOUT.run("café/7", run_part("run/1", hidden=False)),
     "marker": lambda: _LAYOUT.marker("café/7", run_part("run/1", hidden=False)),
     "hidden marker": lambda: _LAYOUT.marker("café/7", run_part("run/1", hidden=True)),
@@ -196,7 +221,7 @@ def made() -> dict[str, bytes]:
     objects = {
         name: encode_checkpoint(checkpoint.header, checkpoint.payload) for name, checkpoint in CHECKPOINTS.items()
     }
-    objects |= {name: encode_value(data) for name, data in VALUES.items()}
+    objects |= {name: encode_value(data, base) for name, (data, base) in VALUES.items()}
     for name, (namespace, checkpoint_id, rows) in WRITES.items():
         objects[name] = encode_writes(rows, namespace=namespace, checkpoint_id=checkpoint_id)
     objects |= {name: encode_segment(rows) for name, rows in SEGMENTS.items()}

@@ -21,6 +21,7 @@ from manifests import (
     Header,
     Typed,
     UnsupportedFormatError,
+    base_of,
     check_digest,
     decode_checkpoint,
     decode_header,
@@ -61,10 +62,15 @@ def checkpoints(draw: st.DrawFn) -> tuple[Header, bytes]:
     for name, value in draw(st.dictionaries(texts, typed, max_size=5)).items():
         digest = hashlib.sha256(value.data).digest()
         if draw(st.booleans()):
-            channels[name] = Entry(value.type, len(value.data), digest, len(payload), None)
+            channels[name] = Entry(value.type, len(value.data), digest, len(payload), len(value.data), ())
             payload += value.data
+            continue
+        values = tuple(f"{len(channels):031x}{number}" for number in range(draw(st.integers(1, 2))))
+        if draw(st.booleans()):
+            channels[name] = Entry(value.type, len(value.data), digest, None, 0, values)
         else:
-            channels[name] = Entry(value.type, len(value.data), digest, None, f"{len(channels):032x}")
+            channels[name] = Entry(value.type, len(value.data), digest, len(payload), 3, values)
+            payload += b"any"
     header = Header(
         namespace=draw(texts),
         checkpoint_id=draw(texts),
@@ -118,9 +124,11 @@ def test_inline_values_are_where_the_header_says() -> None:
     header = FULL.header
     found = decode_checkpoint(encode_checkpoint(header, FULL.payload), key="k")
     for name, entry in header.channels.items():
-        if entry.value is None:
+        if not entry.values:
             assert check_digest(found.inline(entry), entry, channel=name, key="k") == FULL.inline(entry)
-    assert header.values == (header.channels["document"].value,)
+    document, grown = header.channels["document"], header.channels["grown"]
+    assert header.values == (*document.values, grown.values[0])
+    assert grown.values[1:] == document.values
     assert not header.metadata.encrypted
     assert Typed(*header.channels["secret"][:1], b"").encrypted
 
@@ -145,7 +153,7 @@ def _read_checkpoint(data: bytes) -> object:
     values = {
         name: check_digest(found.inline(entry), entry, channel=name, key="k")
         for name, entry in found.header.channels.items()
-        if entry.value is None
+        if not entry.values
     }
     return found.header, values
 
@@ -154,7 +162,15 @@ def _read_value(data: bytes) -> object:
     return decode_value(data, key="k")
 
 
+BASE = ("base", b"a value, a value, a value" * 9)
+
+
+def _read_patch(data: bytes) -> object:
+    return decode_value(data, BASE, key="k")
+
+
 OBJECTS = {
+    "patch": (encode_value(b"another " + BASE[1], BASE), _read_patch),
     "checkpoint": (encode_checkpoint(SMALLEST.header, SMALLEST.payload), _read_checkpoint),
     "value": (encode_value(b"a value, a value, a value" * 9), _read_value),
 }
@@ -189,10 +205,15 @@ def test_cut_objects_are_refused(body: bytes, read: Callable[[bytes], object]) -
 
 
 @relaxed
-@given(st.binary(max_size=60), st.sampled_from([b"", b"S3CP", b"S3CP\x01", b"S3CP\x01\0\0\0\x04", b"S3CV\x01"]))
+@given(
+    st.binary(max_size=60),
+    st.sampled_from(
+        [b"", b"S3CP", b"S3CP\x01", b"S3CP\x01\0\0\0\x04", b"S3CV\x01", b"S3CV\x01\0", b"S3CV\x01\x04base"]
+    ),
+)
 def test_garbage_is_refused(data: bytes, start: bytes) -> None:
     """Bytes that were never an object raise one of the two errors."""
-    for read in (_read_checkpoint, _read_value):
+    for read in (_read_checkpoint, _read_value, _read_patch):
         with pytest.raises((CorruptObjectError, UnsupportedFormatError)):
             read(start + data)
 
@@ -204,7 +225,7 @@ def test_a_frame_that_claims_terabytes_is_refused() -> None:
     frame[4] = 0xE4
     frame[5:6] = struct.pack("<Q", 2**45)
     with pytest.raises(CorruptObjectError):
-        decode_value(b"S3CV\x01" + bytes(frame), key="k")
+        decode_value(b"S3CV\x01\0" + bytes(frame), key="k")
 
 
 @pytest.mark.parametrize("version", [0, 2, 255])
@@ -223,6 +244,57 @@ def test_one_kind_of_object_is_not_taken_for_another() -> None:
         decode_checkpoint(encode_value(b"x" * 100), key="k")
     with pytest.raises(CorruptObjectError, match="a value object with b'S3CV'"):
         decode_value(OBJECTS["checkpoint"][0], key="k")
+
+
+def test_patches_round_trip() -> None:
+    """A patch gives the value back, whatever changed, and is small where little did."""
+    noise = hashlib.shake_256(b"noise").digest(3_000_000)
+    for data, size in (
+        (noise, 4_000),
+        (noise[:-1] + b"end", 4_000),
+        (b"start" + noise[100_000:] + noise[:100_000], 4_000),
+        (noise[:1_000_000] + b"middle" + noise[1_000_000:], 4_000),
+        (b"", 100),
+        (bytes(3_000_000), 1_000),
+        (hashlib.shake_256(b"other").digest(100_000), 101_000),
+    ):
+        body = encode_value(data, ("base", noise))
+        assert len(body) < size
+        assert decode_value(body, ("base", noise), key="k") == data
+
+
+@relaxed
+@given(st.binary(max_size=200), st.binary(max_size=200))
+def test_patches_of_anything_round_trip(data: bytes, base: bytes) -> None:
+    """Short and empty bases serve as well."""
+    assert decode_value(encode_value(data, ("b", base)), ("b", base), key="k") == data
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [(None, "it names base base, its entry no base"), (("other", BASE[1]), "it names base base, its entry base other")],
+)
+def test_a_patch_against_another_base_is_refused(base: tuple[str, bytes] | None, said: str) -> None:
+    """The object says which base it needs; an entry that says otherwise is found out."""
+    with pytest.raises(CorruptObjectError, match=said):
+        decode_value(OBJECTS["patch"][0], base, key="k")
+    with pytest.raises(CorruptObjectError, match="it names no base, its entry base base"):
+        decode_value(OBJECTS["value"][0], BASE, key="k")
+
+
+def test_a_base_with_other_content_is_refused() -> None:
+    """The right name over other bytes gives another value, or none: the frame's checksum finds it out."""
+    for other in (BASE[1][::-1], BASE[1][:-1], b""):
+        with pytest.raises(CorruptObjectError, match="reading k"):
+            decode_value(OBJECTS["patch"][0], ("base", other), key="k")
+
+
+@pytest.mark.parametrize("name", ["a/b", "é", "a b", "../x"])
+def test_a_base_of_no_name_is_refused(name: str) -> None:
+    """What cannot be a value object's name is never made a part of a key."""
+    said = name.encode()
+    with pytest.raises(CorruptObjectError, match="no name"):
+        base_of(b"S3CV\x01" + bytes([len(said)]) + said + OBJECTS["patch"][0][10:], key="k")
 
 
 def test_wrong_digests_are_refused() -> None:
@@ -253,6 +325,34 @@ def test_fields_of_later_releases_are_ignored() -> None:
     """A header with one more field says what it says without it."""
     found = decode_checkpoint(_object_of(_fields() | {"field_of_a_later_release": [1]}), key="k")
     assert found.header == SMALLEST.header
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        [None, 6, []],
+        [None, 0, []],
+        [0, 5, []],
+        [0, 7, []],
+        [-1, 6, []],
+        [None, 6, ["v"]],
+        [0, 0, ["v"]],
+        [0, -6, ["v"]],
+        [None, 0, ["v", "b", "c"]],
+        [0, 6, ["v", "b", "c"]],
+        [None, 0, "v"],
+        [None, 0, [1]],
+        [None, "0", ["v"]],
+        [None, 0],
+        [None, 0, ["v"], 1],
+    ],
+)
+def test_a_value_is_in_one_place(place: list[Any]) -> None:
+    """An entry is inline, a reference or a patch, and needs two value objects at most; any other is refused."""
+    fields = _fields()
+    fields["channels"]["greeting"][3:] = place
+    with pytest.raises(CorruptObjectError, match="reading k"):
+        decode_checkpoint(_object_of(fields), key="k")
 
 
 @pytest.mark.parametrize("name", sorted(_fields()))

@@ -14,7 +14,7 @@ from damage import type_of
 from golden_objects import FOLDER, SMALLEST
 
 import manifests
-from manifests import checkpoints, encode_checkpoint, keys, removals, segments, structure, writes
+from manifests import checkpoints, encode_checkpoint, frames, keys, removals, segments, structure, values, writes
 from manifests.checkpoints import header_length
 from s3_saver.operations import indexing
 from s3_saver.settings import GRACE
@@ -85,7 +85,8 @@ def test_limits_are_the_codes() -> None:
         f"at most {keys.PREFIX_BYTES_MAX} bytes of UTF-8, `{{ID}}` at most {keys.ID_BYTES_MAX} bytes",
         f"over {structure.PROJECTED_BYTES_MAX:,} bytes",
         f"`{checkpoints.CHECKPOINT_MAGIC.decode()}`",
-        f"`{checkpoints.VALUE_MAGIC.decode()}`, the format byte `{checkpoints.FORMAT:02x}`",
+        f"| 4 | `{values.VALUE_MAGIC.decode()}` | | 1 | the format, `{frames.FORMAT:02x}` |",
+        f"have at most {2 * frames.PATCHED_BYTES_MAX // 2**20} MiB",
         f"first {checkpoints.HEADER_GUESS_BYTES // 1024} KiB",
         *(f"`s3_saver.{{kind}}.format`: `{kind.FORMAT}`" for kind in (writes, segments, removals)),
         f"index the last {indexing.EVERY} checkpoints",
