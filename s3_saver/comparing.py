@@ -12,7 +12,7 @@ from manifests.checkpoints import Header, Typed
 from manifests.values import resolver, value_of
 from s3_saver.cache import Cache
 from s3_saver.operations.load import Loaded
-from s3_saver.reading import resolver_of
+from s3_saver.reading import value_from
 from s3_saver.records import Composed, dump
 
 _PLAIN = JsonPlusSerializer()
@@ -37,7 +37,6 @@ def same_content(
     mine, stored = ours.checkpoint, format.decode_checkpoint(theirs.body, key=theirs.key)
     # Our own values may never have been stored under their names, so they are not remembered.
     my_values = resolver({**fetched, **ours.values}, key=theirs.key)
-    their_values = resolver_of(theirs, cache)
     return (
         mine.header.parent_id == stored.header.parent_id
         and mine.header.structure == stored.header.structure
@@ -50,7 +49,9 @@ def same_content(
             _same(
                 serde,
                 Typed(mine.header.channels[name].type, value_of(mine, name, my_values, key=theirs.key)),
-                Typed(stored.header.channels[name].type, value_of(stored, name, their_values, key=theirs.key)),
+                Typed(
+                    stored.header.channels[name].type, value_from(stored, name, theirs.values, cache, key=theirs.key)
+                ),
             )
             for name in unlike(ours, stored.header)
         )

@@ -21,7 +21,7 @@ from manifests.checkpoints import Header, Typed
 from manifests.keys import thread_folder_of, value_in
 from manifests.segments import Row, row_of
 from manifests.structure import to_json
-from manifests.values import Resolve, resolver, value_of
+from manifests.values import decode_value, value_of
 from manifests.writes import WriteRow, decode_writes, merge_writes
 from s3_saver.bucket import Body, Listed
 from s3_saver.cache import Cache
@@ -72,10 +72,10 @@ def run_of(serde: SerializerProtocol) -> Callable[[Row], str | None]:
 def tuple_of(serde: SerializerProtocol, loaded: Loaded, first_version: str, cache: Cache) -> CheckpointTuple:
     """The checkpoint as LangGraph knows it, made of fresh objects."""
     decoded = format.decode_checkpoint(loaded.body, key=loaded.key)
-    header, resolve = decoded.header, resolver_of(loaded, cache)
+    header = decoded.header
     checkpoint: dict[str, Any] = {**header.structure, "id": header.checkpoint_id}
     checkpoint["channel_values"] = {
-        name: serde.loads_typed((entry.type, value_of(decoded, name, resolve, key=loaded.key)))
+        name: serde.loads_typed((entry.type, value_from(decoded, name, loaded.values, cache, key=loaded.key)))
         for name, entry in header.channels.items()
     }
     checkpoint |= {name: serde.loads_typed(typed) for name, typed in header.extra.items()}
@@ -94,20 +94,30 @@ def tuple_of(serde: SerializerProtocol, loaded: Loaded, first_version: str, cach
     )
 
 
-def resolver_of(loaded: Loaded, cache: Cache) -> Resolve:
-    """Resolves a loaded checkpoint's large values, each value object once while it is remembered."""
-    objects = resolver(loaded.values, key=loaded.key)
-    folder = thread_folder_of(loaded.key)
+def value_from(
+    checkpoint: format.Checkpoint, channel: str, objects: Mapping[str, bytes], cache: Cache, *, key: str
+) -> bytes:
+    """A channel's serialized bytes. `objects` are value objects by name, each decoded once while it is remembered.
+
+    What they hold is remembered when the channel's digest has proved it: later values are built on that.
+    """
+    folder = thread_folder_of(key)
+    fresh: dict[str, bytes] = {}
 
     def resolve(names: Sequence[str]) -> bytes:
-        key = value_in(folder, names[0])
-        raw = cache.value(key)
+        name, *bases = names
+        where = value_in(folder, name)
+        raw = cache.value(where)
         if raw is None:
-            raw = objects(names)
-            cache.keep_value(key, raw)
+            base = (bases[0], resolve(bases)) if bases else None
+            built = f" (built on {bases[0]})" if bases else ""
+            raw = fresh[where] = decode_value(objects[name], base, key=f"value {name}{built} of {key}")
         return raw
 
-    return resolve
+    data = value_of(checkpoint, channel, resolve, key=key)
+    for where, raw in fresh.items():
+        cache.keep_value(where, raw)
+    return data
 
 
 def standing_writes(ref: Ref, batches: Mapping[str, bytes]) -> list[WriteRow]:
@@ -144,9 +154,9 @@ def histories_of(
                 value = serde.loads_typed((row.type, row.value))
                 nearest_first[row.channel].append((row.task_id, row.channel, value))
         if ancestor.seeds:
-            decoded, resolve = format.decode_checkpoint(loaded.body, key=loaded.key), resolver_of(loaded, cache)
+            decoded = format.decode_checkpoint(loaded.body, key=loaded.key)
             for channel in ancestor.seeds:
-                raw = value_of(decoded, channel, resolve, key=loaded.key)
+                raw = value_from(decoded, channel, loaded.values, cache, key=loaded.key)
                 histories[channel]["seed"] = serde.loads_typed((decoded.header.channels[channel].type, raw))
         remaining -= ancestor.seeds
     for channel, writes in nearest_first.items():

@@ -7,9 +7,8 @@ is in memory that takes no request; else it is read once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -17,15 +16,15 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from manifests import checkpoints as format
 from manifests.checkpoints import Typed
 from manifests.keys import run_part
-from manifests.values import decode_value, resolver, value_of
+from manifests.values import resolver, value_of
 from s3_saver import comparing, reading, records
+from s3_saver.bases import bases_of
 from s3_saver.bucket import Body, Deadline, Get, Instant, Late, Listed, Now, Put, Stored, Work
 from s3_saver.cache import Beside
 from s3_saver.errors import ArchiveError, CheckpointConflictError, S3SaverError, StoreUnavailableError
 from s3_saver.operations.indexing import EVERY, write_index
 from s3_saver.operations.load import Loaded, assemble, checked_header, fetch
 from s3_saver.operations.put import get_parent, put, run_line
-from s3_saver.placing import Base, patchable
 from s3_saver.records import Composed, Draft
 from s3_saver.refs import Ref
 from s3_saver.settings import GRACE
@@ -172,54 +171,8 @@ async def _compose(shared: Shared, draft: Draft, parent: Parent | None, beside: 
     above = None
     if parent is not None:
         size += len(parent.checkpoint.payload)
-        above = records.Parent(parent.checkpoint, await _bases(shared, draft, parent.checkpoint, beside))
+        above = records.Parent(parent.checkpoint, await bases_of(shared, draft, parent.checkpoint, beside))
     return await Work(lambda: records.compose(draft, above, inline_limit=limit, names=uniques()), size)
-
-
-async def _bases(
-    shared: Shared, draft: Draft, parent: format.Checkpoint, beside: Mapping[str, Beside]
-) -> dict[str, list[Base]]:
-    """What the channels' values can build on, nearest first. No round, or one where it is not remembered."""
-    wanted: dict[str, tuple[str, ...]] = {}
-    for name, entry in parent.header.channels.items():
-        typed = draft.values.get(name)
-        large = typed is not None and len(typed.data) > shared.settings.inline_limit
-        if entry.values and (name in beside or (large and typed and patchable(typed) and typed.type == entry.type)):
-            wanted[name] = beside[name].names if name in beside else entry.values
-    key_of = partial(shared.layout.value, draft.ref.thread_id)
-    raws = {name: shared.cache.value(key_of(name)) for names in wanted.values() for name in names}
-    missing = [name for name, raw in raws.items() if raw is None]
-    objects = await fetch(key_of(name) for name in missing)
-    await Work(
-        lambda: _resolve(wanted, raws, objects, key_of), sum(len(found.data) for found in objects.values() if found)
-    )
-    for name in missing:
-        if (raw := raws[name]) is not None:
-            shared.cache.keep_value(key_of(name), raw)
-    found = {
-        channel: [Base(names[number:], raw) for number, name in enumerate(names) if (raw := raws[name]) is not None]
-        for channel, names in wanted.items()
-    }
-    # Without its key a value cannot be built on.
-    return {channel: bases for channel, bases in found.items() if bases and len(bases[-1].names) == 1}
-
-
-def _resolve(
-    wanted: Mapping[str, tuple[str, ...]],
-    raws: dict[str, bytes | None],
-    objects: Mapping[str, Body | None],
-    key_of: Callable[[str], str],
-) -> None:
-    """Fill in the values that were fetched; those that are gone stay None."""
-    for names in wanted.values():
-        base: tuple[str, bytes] | None = None
-        for name in reversed(names):
-            raw, found = raws[name], objects.get(key_of(name))
-            if raw is None and found is not None:
-                raw = raws[name] = decode_value(found.data, base, key=key_of(name))
-            if raw is None:
-                break
-            base = (name, raw)
 
 
 def _remembered(

@@ -829,7 +829,7 @@ def test_f82_lost_value_is_not_skipped(archive: Archive, damage: str) -> None:
         with pytest.raises(CorruptObjectError, match=key.rpartition("/")[2].removesuffix(".bin")):
             read()
     with pytest.raises(CorruptObjectError):
-        saver.get_tuple(second.config)
+        reader.get_tuple(second.config)
     assert values_at(saver, first.config) == {"k": "old"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +35,11 @@ from s3_saver.operations.prune import PrunePlan
 
 LARGE = "x" * 70_000
 HOUR_MS = 3_600_000
+
+
+def own(name: str) -> str:
+    """A large value that has nothing in common with others."""
+    return random.Random(name).randbytes(70_000).hex()
 
 
 def chain(
@@ -355,8 +361,8 @@ def test_values_are_freed_after_the_grace() -> None:
     """A value that nothing needs outlives its last reference by an hour; one that is needed stays for ever."""
     archive = MemoryArchive()
     saver = archive.open()
-    first = put(saver, id="1", values={"shared": LARGE, "own": LARGE + "1"})
-    put(saver, id="2", parent=first, values={"shared": LARGE, "own": LARGE + "2"}, changed=("own",))
+    first = put(saver, id="1", values={"shared": LARGE, "own": own("1")})
+    put(saver, id="2", parent=first, values={"shared": LARGE, "own": own("2")}, changed=("own",))
     archive.bucket.clock_ms += 10 * HOUR_MS
     # The value is old, but the reference to it ends only now.
     saver.prune(["t"])
@@ -369,19 +375,19 @@ def test_values_are_freed_after_the_grace() -> None:
     assert len(archive.keys_of("value")) == 2
     archive.bucket.clock_ms += 100 * HOUR_MS
     saver.prune(["t"])
-    assert values_at(archive.open(), config()) == {"shared": LARGE, "own": LARGE + "2"}
+    assert values_at(archive.open(), config()) == {"shared": LARGE, "own": own("2")}
 
 
 def test_exclusive_frees_values_at_once() -> None:
     """With `exclusive` a value that nothing needs goes at once, also one that no checkpoint ever named."""
     archive = MemoryArchive()
     saver = archive.open()
-    first = put(saver, id="1", values={"shared": LARGE, "own": LARGE + "1"})
-    put(saver, id="2", parent=first, values={"shared": LARGE, "own": LARGE + "2"}, changed=("own",))
+    first = put(saver, id="1", values={"shared": LARGE, "own": own("1")})
+    put(saver, id="2", parent=first, values={"shared": LARGE, "own": own("2")}, changed=("own",))
     archive.write(archive.layout.value("t", "orphan"), b"a writer died before its checkpoint")
     saver.prune(["t"], exclusive=True)
     assert len(archive.keys_of("value")) == 2
-    assert values_at(archive.open(), config()) == {"shared": LARGE, "own": LARGE + "2"}
+    assert values_at(archive.open(), config()) == {"shared": LARGE, "own": own("2")}
 
 
 def test_orphaned_value_goes_after_the_grace() -> None:
@@ -509,7 +515,7 @@ def test_locked_keys_are_reported() -> None:
     for thread_id in ("t", "t2"):
         last = None
         for name in "1234":
-            last = put(saver, thread_id, id=name, parent=last, values={"own": f"{LARGE}{name}"})
+            last = put(saver, thread_id, id=name, parent=last, values={"own": own(name)})
             saver.put_writes(last.config, [("k", name)], "task")
     layout = archive.layout
     writes = next(key for key in archive.keys_of("writes") if "thread_id=t/" in key and ".1/" in key)
@@ -523,7 +529,7 @@ def test_locked_keys_are_reported() -> None:
     assert left(reader) == ["4", "2"]
     assert left(reader, "t2") == ["4"]
     item = found(reader, config("t", "", "2"))
-    assert item.checkpoint["channel_values"] == {"own": f"{LARGE}2"}
+    assert item.checkpoint["channel_values"] == {"own": own("2")}
     assert item.pending_writes == [("task", "k", "2")]
     assert len([key for key in archive.keys_of("value") if "thread_id=t/" in key]) == 2
     archive.bucket.locked.clear()
@@ -593,7 +599,7 @@ def test_killed_prune_is_finished_by_the_next(after: bool) -> None:
         saver = archive.open()
         last = None
         for name in "12345":
-            last = put(saver, id=name, parent=last, values={"own": f"{LARGE}{name}", "fixed": LARGE})
+            last = put(saver, id=name, parent=last, values={"own": own(name), "fixed": LARGE})
             saver.put_writes(last.config, [("k", name)], "task")
         bucket.arm(number, after=after)
         try:
@@ -607,7 +613,7 @@ def test_killed_prune_is_finished_by_the_next(after: bool) -> None:
         reader = archive.open()
         for item in reader.list(config()):
             name = item.checkpoint["id"]
-            assert item.checkpoint["channel_values"] == {"own": f"{LARGE}{name}", "fixed": LARGE}
+            assert item.checkpoint["channel_values"] == {"own": own(name), "fixed": LARGE}
             assert item.pending_writes == [("task", "k", name)]
         assert left(reader)[0] == "5"
         reader.prune(["t"], exclusive=True)
